@@ -10,7 +10,7 @@
 namespace tensorferry {
 namespace {
 
-std::vector<CallMetrics> oldest_calls(const std::vector<std::shared_ptr<Link>>& links) {
+std::vector<CallMetrics> oldest_calls(const std::vector<std::shared_ptr<Link>>& links, Clock::time_point now) {
   std::vector<std::pair<std::shared_ptr<Call::State>, std::string_view>> calls;
   for (const auto& link : links) {
     for (auto& call : link->calls().all()) calls.emplace_back(std::move(call), link->peer().name);
@@ -19,7 +19,6 @@ std::vector<CallMetrics> oldest_calls(const std::vector<std::shared_ptr<Link>>& 
   std::partial_sort(calls.begin(), calls.begin() + static_cast<std::ptrdiff_t>(kept), calls.end(),
                     [](const auto& a, const auto& b) { return a.first->made < b.first->made; });
   std::vector<CallMetrics> out;
-  const auto now = Clock::now();
   for (std::size_t i = 0; i < kept; ++i) {
     const auto& [call, peer] = calls[i];
     out.push_back({call->shown(), std::string(peer), now - call->made, call->sent_at != 0});
@@ -57,7 +56,7 @@ AgentMetrics metrics_of(Engine& engine, Counters counters) {
   out.dials_failed = counted.dials_failed;
   const auto links = engine.peers.all_links();
   for (const auto& link : links) out.links.push_back(link->metrics());
-  out.oldest_calls = oldest_calls(links);
+  out.oldest_calls = oldest_calls(links, engine.clock.now());
   return out;
 }
 

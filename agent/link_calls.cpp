@@ -61,7 +61,7 @@ LinkMetrics Link::metrics() {
   out.bytes_sent = counters_.bytes_sent;
   out.bytes_received = counters_.bytes_received;
   if (session && up && !local())
-    out.silent_seconds = std::chrono::duration<double>(Clock::now() - session->last_heard()).count();
+    out.silent_seconds = std::chrono::duration<double>(engine_->clock.now() - session->last_heard()).count();
   return out;
 }
 

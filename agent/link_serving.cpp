@@ -304,7 +304,7 @@ void Link::end_incoming(std::uint64_t call, IncomingRequest& incoming) {
   ++counters.calls_served;
   ++counters_.calls_served;
   if (counters.timed.load(std::memory_order_relaxed))
-    counters.serve_time.add(Clock::now() - Clock::time_point(Clock::duration(incoming.received)));
+    counters.serve_time.add(engine_->clock.now() - Clock::time_point(Clock::duration(incoming.received)));
 }
 
 /// Lets no further handler of the peer's requests start, or ends that. Pauses may overlap.

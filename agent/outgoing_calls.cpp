@@ -247,7 +247,7 @@ void OutgoingCalls::count(const Call::State& call, Code code) {
   }
   const bool timed = counters.timed.load(std::memory_order_relaxed);
   if (!timed && code == Code::ok) return;
-  const auto took = Clock::now() - call.made;
+  const auto took = link_.engine().clock.now() - call.made;
   if (timed) counters.call_time.add(took);
   if (code == Code::ok && took < slow_call) return;
   const auto text = formatted("\"{}\" {} after {} ms", call.shown(), code == Code::ok ? "ended" : name_of(code),

@@ -48,7 +48,7 @@ Buffer bytes_of(const at::Tensor& tensor) {
 
 std::optional<Clock::time_point> until_of(double seconds) {
   if (seconds <= 0) return std::nullopt;
-  return Clock::now() +
+  return Clock().now() +
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e9)));
 }
 

@@ -357,12 +357,12 @@ Result<Notification> OwnedRegions::await_notification(std::uint64_t id, std::opt
       arrived.erase(found);
       return out;
     }
-    const auto now = Clock::now();
+    const auto now = agent_->clock().now();
     if (until && now >= *until) {
       return Status(Code::deadline_exceeded, formatted("no peer has written region {} and notified{} in time", id,
                                                        number ? formatted(" with {}", *number) : ""));
     }
-    changed_.wait_until(lock, std::min(now + look_every, until.value_or(Clock::time_point::max())));
+    agent_->clock().wait_until(changed_, lock, std::min(now + look_every, until.value_or(Clock::time_point::max())));
     if (!interrupted) continue;
     lock.unlock();
     if (interrupted()) return Status(Code::cancelled, "the wait for a notification was interrupted");

@@ -14,7 +14,7 @@ constexpr std::size_t images_of_a_copy = 3;
 
 Milliseconds left_of(std::optional<Clock::time_point> until) {
   if (!until) return Milliseconds(0);
-  const auto left = std::chrono::duration_cast<Milliseconds>(*until - Clock::now());
+  const auto left = std::chrono::duration_cast<Milliseconds>(*until - Clock().now());
   return std::max(left, Milliseconds(1));
 }
 
@@ -69,7 +69,7 @@ Result<Received> Subscription::ask(const std::string& agent, const VersionMessag
   if (into.data != nullptr) options.into.push_back(into);
   auto call = all_->agent_->call(agent, version_function, std::move(out), std::move(options));
   for (;;) {
-    if (call.wait(Clock::now() + look_every)) return call.take();
+    if (call.wait(all_->agent_->clock().now() + look_every)) return call.take();
     if (limits.interrupted && limits.interrupted()) break;
   }
   call.cancel();

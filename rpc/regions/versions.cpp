@@ -112,7 +112,7 @@ Result<std::shared_ptr<VersionImage>> VersionStore::free_image(std::optional<Clo
       return *best;
     }
     if (images_.size() < options_.kept) break;
-    const auto now = Clock::now();
+    const auto now = Clock().now();
     if (until && now >= *until) {
       lock.unlock();
       return Status(

@@ -45,7 +45,7 @@ Status Visitors::note(VisitId visit) {
   if (of_the_peer >= most_visits_of_a_peer) {
     return {Code::resource_exhausted, formatted("the peer has {} visits to this agent already", of_the_peer)};
   }
-  visits_[visit].since = Clock::now();
+  visits_[visit].since = Clock().now();
   return {};
 }
 
@@ -86,7 +86,7 @@ void Visitors::sweep() {
   std::vector<VisitId> late;
   {
     const std::lock_guard lock(mutex_);
-    const auto until = Clock::now() - attend_patience;
+    const auto until = Clock().now() - attend_patience;
     for (const auto& [id, visit] : visits_) {
       if (!visit.attending && visit.since < until) late.push_back(id);
     }

@@ -96,7 +96,7 @@ TEST_P(RegionReads, WritesLandBeforeTheirNotification) {
   const auto from = patterned(100'000, 77);
   const auto written = (*region)->write(Runs::one(4096, from.bytes), from, 42);
   ASSERT_TRUE(written.ok()) << written.text();
-  const auto told = owner.owned->await_notification(*id, std::nullopt, Clock::now() + std::chrono::seconds(20));
+  const auto told = owner.owned->await_notification(*id, std::nullopt, Clock().now() + std::chrono::seconds(20));
   ASSERT_TRUE(told.ok()) << told.status().text();
   EXPECT_EQ(told->peer, "reader");
   EXPECT_EQ(told->number, 42U);
@@ -165,8 +165,8 @@ TEST_P(RegionReads, NeverBringBytesOfWhatFollowsADrop) {
   });
   const auto into = patterned(bytes.bytes);
   int good = 0, failed = 0, torn = 0;
-  const auto until = Clock::now() + std::chrono::seconds(20);
-  while ((good < 50 || failed < 20) && Clock::now() < until) {
+  const auto until = Clock().now() + std::chrono::seconds(20);
+  while ((good < 50 || failed < 20) && Clock().now() < until) {
     const auto region = reader.remote->open({"owner", 0, 0, "changing"});
     if (!region.ok()) continue;
     while (true) {
@@ -216,11 +216,11 @@ TEST(Regions, ANotificationThatIsAwaitedByNumberLeavesTheOthers) {
   const auto region = *reader.remote->open(owner.key_of(*id));
   for (const std::uint64_t number : {1, 2, 3})
     ASSERT_TRUE(region->write(Runs::one(0, 100), patterned(100), number).ok());
-  const auto until = Clock::now() + std::chrono::seconds(20);
+  const auto until = Clock().now() + std::chrono::seconds(20);
   EXPECT_EQ(owner.owned->await_notification(*id, 2, until)->number, 2U);
   EXPECT_EQ(owner.owned->await_notification(*id, {}, until)->number, 1U);
   EXPECT_EQ(owner.owned->await_notification(*id, {}, until)->number, 3U);
-  EXPECT_EQ(owner.owned->await_notification(*id, {}, Clock::now()).status().code(), Code::deadline_exceeded);
+  EXPECT_EQ(owner.owned->await_notification(*id, {}, Clock().now()).status().code(), Code::deadline_exceeded);
   std::thread waiting(
       [&] { EXPECT_EQ(owner.owned->await_notification(*id, {}, std::nullopt).status().code(), Code::not_found); });
   ASSERT_TRUE(owner.owned->drop(*id).ok());
@@ -305,14 +305,14 @@ TEST(RegionKills, AnOwnerThatIsKilledIsAnErrorAtItsReaders) {
   ASSERT_TRUE((*mapped)->read(Runs::one(0, into.bytes), into).ok());
   EXPECT_TRUE(same_bytes(into, patterned(1 << 20)));
   ASSERT_EQ(::kill(child, SIGKILL), 0);
-  const auto killed = Clock::now();
+  const auto killed = Clock().now();
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   Status read;
   // The documented bound is 100 ms.
-  while (read.ok() && Clock::now() < killed + std::chrono::seconds(20)) {
+  while (read.ok() && Clock().now() < killed + std::chrono::seconds(20)) {
     read = (*mapped)->read(Runs::one(0, 4096), part_of(into, 0, 4096));
   }
-  EXPECT_LT(Clock::now() - killed, std::chrono::seconds(1));
+  EXPECT_LT(Clock().now() - killed, std::chrono::seconds(1));
   EXPECT_EQ(read.code(), Code::connection_lost) << read.text();
   EXPECT_THAT(read.text(), HasSubstr("\"owner\" has gone"));
   EXPECT_EQ((*in_place)->read(Runs::one(0, 4096), part_of(into, 0, 4096)).code(), Code::connection_lost);

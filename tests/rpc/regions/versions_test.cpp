@@ -36,7 +36,7 @@ TEST(VersionStores, AVersionHasTheBytesOfItsUpdateWhateverTheImageHadBefore) {
       if (!tensor.empty()) tensor[random() % tensor.size()] = static_cast<std::byte>(random());
     }
     const auto pointers = set.pointers();
-    const auto version = store.update(pointers, Clock::now(), {});
+    const auto version = store.update(pointers, Clock().now(), {});
     ASSERT_TRUE(version.ok()) << version.status().text();
     const auto current = store.current();
     ASSERT_EQ(current->version, *version);
@@ -54,7 +54,7 @@ TEST(VersionStores, TellWhichBlocksChanged) {
   auto layout = set.layout();
   regions::lay_out(layout);
   VersionStore store(layout, {3});
-  const auto update = [&] { return *store.update(set.pointers(), Clock::now(), {}); };
+  const auto update = [&] { return *store.update(set.pointers(), Clock().now(), {}); };
   ASSERT_EQ(update(), 1U);
   set.bytes[0][5000] = std::byte{1};
   ASSERT_EQ(update(), 2U);
@@ -76,14 +76,14 @@ TEST(VersionStores, AnUpdateWaitsForAFreeImage) {
   auto layout = set.layout();
   regions::lay_out(layout);
   VersionStore store(layout, {2});
-  ASSERT_TRUE(store.update(set.pointers(), Clock::now(), {}).ok());
+  ASSERT_TRUE(store.update(set.pointers(), Clock().now(), {}).ok());
   auto lease = store.current();
-  ASSERT_TRUE(store.update(set.pointers(), Clock::now(), {}).ok());
-  const auto full = store.update(set.pointers(), Clock::now(), [] { return "\"reader\""; });
+  ASSERT_TRUE(store.update(set.pointers(), Clock().now(), {}).ok());
+  const auto full = store.update(set.pointers(), Clock().now(), [] { return "\"reader\""; });
   EXPECT_EQ(full.status().code(), Code::resource_exhausted);
   EXPECT_THAT(full.status().text(), HasSubstr("all 2 images of the publication are read, by \"reader\""));
   store.abandon(lease);
-  EXPECT_TRUE(store.update(set.pointers(), Clock::now(), {}).ok());
+  EXPECT_TRUE(store.update(set.pointers(), Clock().now(), {}).ok());
 }
 
 /// How a subscriber gets versions.
@@ -115,7 +115,7 @@ TEST_P(Versions, ArriveWholeAndStayAsTheyAre) {
   HeldVersion before;
   for (unsigned version = 1; version <= 20; ++version) {
     set.fill(version);
-    ASSERT_EQ(*publication->update(set.pointers(), Clock::now() + std::chrono::seconds(20)), version);
+    ASSERT_EQ(*publication->update(set.pointers(), Clock().now() + std::chrono::seconds(20)), version);
     const auto view = (*subscription)->wait(version - 1, soon());
     ASSERT_TRUE(view.ok()) << view.status().text();
     EXPECT_EQ((*view)->version, version);
@@ -134,13 +134,13 @@ TEST_P(Versions, OnlyChangedBlocksTravel) {
   TestSet set({1 << 20, 1 << 20});
   const auto publication = *publisher.publications->publish("policy", set.layout(4096), {3});
   const auto subscription = *subscriber.subscriptions->subscribe("trainer", "policy", soon());
-  ASSERT_TRUE(publication->update(set.pointers(), Clock::now()).ok());
+  ASSERT_TRUE(publication->update(set.pointers(), Clock().now()).ok());
   auto view = *subscription->latest(soon());
   for (int round = 0; round < 6; ++round) {
     set.bytes[0][static_cast<std::size_t>(round) * 10'000] = std::byte{7};
     const auto base = view->version;
     const auto epoch = view->epoch;
-    ASSERT_TRUE(publication->update(set.pointers(), Clock::now() + std::chrono::seconds(20)).ok());
+    ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + std::chrono::seconds(20)).ok());
     view = *subscription->latest(soon());
     EXPECT_TRUE(set.is(view->data, subscription->layout()));
     const auto changes = subscription->changes(*view, base, epoch, soon());
@@ -156,8 +156,8 @@ TEST_P(Versions, AWaitEndsWithAnUpdateATimeOutOrTheEndOfThePublication) {
   TestSet set({1000});
   const auto publication = *publisher.publications->publish("policy", set.layout(), {3});
   const auto subscription = *subscriber.subscriptions->subscribe("trainer", "policy", soon());
-  EXPECT_EQ(subscription->wait(0, {Clock::now() + Milliseconds(20), {}}).status().code(), Code::deadline_exceeded);
-  std::thread updating([&] { EXPECT_TRUE(publication->update(set.pointers(), Clock::now()).ok()); });
+  EXPECT_EQ(subscription->wait(0, {Clock().now() + Milliseconds(20), {}}).status().code(), Code::deadline_exceeded);
+  std::thread updating([&] { EXPECT_TRUE(publication->update(set.pointers(), Clock().now()).ok()); });
   EXPECT_EQ((*subscription->wait(0, soon()))->version, 1U);
   updating.join();
   std::thread ending([&] { publisher.publications->withdraw("policy"); });
@@ -169,7 +169,7 @@ TEST_P(Versions, AHeldVersionOutlivesItsPublisher) {
   TestSet set({100'000});
   set.fill(3);
   const auto publication = *publisher.publications->publish("policy", set.layout(), {3});
-  ASSERT_TRUE(publication->update(set.pointers(), Clock::now()).ok());
+  ASSERT_TRUE(publication->update(set.pointers(), Clock().now()).ok());
   const auto subscription = *subscriber.subscriptions->subscribe("trainer", "policy", soon());
   const auto view = *subscription->latest(soon());
   Status waited;
@@ -184,13 +184,13 @@ TEST_P(Versions, AHeldVersionOutlivesItsPublisher) {
 TEST_P(Versions, OfAPublicationThatReplacesAnotherAreNotTakenForTheOlderOnes) {
   TestSet set({1000}), larger({5000});
   auto publication = *publisher.publications->publish("policy", set.layout(), {3});
-  ASSERT_TRUE(publication->update(set.pointers(), Clock::now()).ok());
+  ASSERT_TRUE(publication->update(set.pointers(), Clock().now()).ok());
   const auto subscription = *subscriber.subscriptions->subscribe("trainer", "policy", soon());
   const auto before = *subscription->latest(soon());
   publisher.publications->withdraw("policy");
   publication = *publisher.publications->publish("policy", larger.layout(), {3});
   larger.fill(8);
-  ASSERT_TRUE(publication->update(larger.pointers(), Clock::now()).ok());
+  ASSERT_TRUE(publication->update(larger.pointers(), Clock().now()).ok());
   const auto after = subscription->wait(1, soon());
   ASSERT_TRUE(after.ok()) << after.status().text();
   EXPECT_NE((*after)->epoch, before->epoch);
@@ -205,7 +205,7 @@ TEST(VersionRelays, OneSubscriberOfAHostFetchesForTheOthers) {
   TestSet set({1 << 20});
   const auto publication = *publisher.publications->publish("policy", set.layout(), {3});
   set.fill(1);
-  ASSERT_TRUE(publication->update(set.pointers(), Clock::now()).ok());
+  ASSERT_TRUE(publication->update(set.pointers(), Clock().now()).ok());
   auto first = std::make_unique<VersionAgent>(store, "first", "B");
   VersionAgent second(store, "second", "B");
   VersionAgent third(store, "third", "B");
@@ -216,7 +216,7 @@ TEST(VersionRelays, OneSubscriberOfAHostFetchesForTheOthers) {
   EXPECT_EQ(mapping->carried(), "mapped from \"first\"");
   for (unsigned version = 2; version < 10; ++version) {
     set.fill(version);
-    ASSERT_TRUE(publication->update(set.pointers(), Clock::now() + std::chrono::seconds(20)).ok());
+    ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + std::chrono::seconds(20)).ok());
     const auto view = mapping->wait(version - 1, soon());
     ASSERT_TRUE(view.ok()) << view.status().text();
     EXPECT_EQ((*view)->version, version);
@@ -230,7 +230,7 @@ TEST(VersionRelays, OneSubscriberOfAHostFetchesForTheOthers) {
   fetching.reset();
   first.reset();
   set.fill(99);
-  ASSERT_TRUE(publication->update(set.pointers(), Clock::now() + std::chrono::seconds(20)).ok());
+  ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + std::chrono::seconds(20)).ok());
   const auto view = mapping->wait(9, soon());
   ASSERT_TRUE(view.ok()) << view.status().text();
   EXPECT_TRUE(set.is((*view)->data, mapping->layout()));
@@ -241,7 +241,7 @@ TEST(VersionLeases, AreBoundedAndEndWithTheSubscriber) {
   VersionAgent publisher(store, "trainer"), hostile(store, "hostile");
   TestSet set({10'000});
   const auto publication = *publisher.publications->publish("policy", set.layout(), {2});
-  ASSERT_TRUE(publication->update(set.pointers(), Clock::now()).ok());
+  ASSERT_TRUE(publication->update(set.pointers(), Clock().now()).ok());
   const auto send = [&](const regions::VersionMessage& message) {
     return call_sync(*hostile.agent, "trainer", regions::version_function, {encode(message), {}, {}, {}});
   };
@@ -309,7 +309,7 @@ class VersionKills : public ::testing::Test {
       for (std::size_t i = 0; i < words; ++i) {
         std::memcpy(set.bytes[0].data() + i * sizeof number, &number, sizeof number);
       }
-      (void)publication->update(set.pointers(), Clock::now() + std::chrono::seconds(1));
+      (void)publication->update(set.pointers(), Clock().now() + std::chrono::seconds(1));
     }
   }
   static void read_for_ever(const std::shared_ptr<Store>& store, const std::string& name, const std::string& host) {
@@ -398,7 +398,7 @@ TEST_P(VersionReaderKills, HarmNeitherThePublisherNorTheOthers) {
         for (std::size_t i = 0; i < words; ++i) {
           std::memcpy(set.bytes[0].data() + i * sizeof number, &number, sizeof number);
         }
-        const auto version = publication->update(set.pointers(), Clock::now() + std::chrono::seconds(20));
+        const auto version = publication->update(set.pointers(), Clock().now() + std::chrono::seconds(20));
         EXPECT_TRUE(version.ok()) << version.status().text();
       }
     });
