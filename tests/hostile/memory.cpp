@@ -57,8 +57,7 @@ Descriptor wrong_descriptor(Random& random) {
   std::array<int, 2> pair{-1, -1};
   switch (random.below(11)) {
     case 0:
-      static_cast<void>(::pipe2(pair.data(), O_CLOEXEC));
-      return first_of(pair);
+      return ::pipe2(pair.data(), O_CLOEXEC) == 0 ? first_of(pair) : Descriptor();
     case 1:
       ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data());
       return first_of(pair);
