@@ -1,7 +1,7 @@
 """Writes what is made from the table of errors, include/tensorferry/error_codes.h.
 
-These are the classes at the end of python/tensorferry/errors.py, the list in docs/protocol.md, and the table of what to
-do in docs/troubleshooting.md. `make format` runs this script. With --doxygen it prints the table as C++ classes,
+These are the classes at the end of python/tensorferry/errors.py, the codes in docs/protocol.md, and the table of what
+to do in docs/troubleshooting.md. `make format` runs this script. With --doxygen it prints the table as C++ classes,
 because doxygen cannot show what macros describe.
 """
 
@@ -35,7 +35,8 @@ def texts() -> dict[Path, str]:
     exported = textwrap.indent(textwrap.fill(" ".join(names), 116), "    ")
     classes = [f'class {name}(Error, {base}):\n    """{text}"""\n\n\n' for _, name, base, text in PLAIN]
     python = "".join(classes).replace(", RuntimeError", "")  # Error is one
-    rows = "".join(f"| {number} | {name} | {text} |\n" for number, name, _, text in ERRORS)
+    rows = ", ".join(f"{number} {name}" for number, name, _, _ in ERRORS)
+    codes = textwrap.fill(f"The codes: {rows}.", 160) + "\n"
     linked = {name: f"[{name}](#{SECTIONS.get(name, name.lower())})" for _, name, _, _ in ERRORS}
     advice = "".join(f"| {linked[name]} | {text} | {REMEDIES[name]} |\n" for _, name, _, text in ERRORS)
     module, protocol = ROOT / "python/tensorferry/errors.py", ROOT / "docs/protocol.md"
@@ -43,7 +44,7 @@ def texts() -> dict[Path, str]:
     return {
         page: replaced(page, "| error | what it tells | what to do |\n|---|---|---|\n", advice, "\n### "),
         module: replaced(module, "error_codes.h.\n\n\n", f"{python}__all__ = [\n{exported}\n", "]  # fmt: skip"),
-        protocol: replaced(protocol, "| code | name | meaning |\n|---|---|---|\n", rows, "\n### "),
+        protocol: replaced(protocol, "what each code means.\n\n", codes, "\n### "),
     }
 
 
