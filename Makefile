@@ -3,7 +3,7 @@
 #   make test PYTHON=python3.12     make .venv with another interpreter
 export TORCH PYTHON
 
-.PHONY: help demo test test-torch-rpc test-torch-rpc-gpu test-torch-c10d bench docs format lint soak test-rdma bench-rdma test-gpu bench-gpu sanitize-gpu fuzz asan tsan models nightly clean
+.PHONY: help demo test test-torch-rpc test-torch-rpc-gpu test-torch-c10d bench wheel docs format lint soak test-rdma bench-rdma test-gpu bench-gpu sanitize-gpu fuzz asan tsan models nightly clean
 
 help:
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -20,6 +20,8 @@ test-torch-c10d: ## PyTorch's own suite of torch.distributed on our backend of i
 	@scripts/test-torch-c10d.sh $(ARGS)
 bench: ## every benchmark beside its peer; ARGS="--quick" and others are passed on
 	@scripts/bench.sh $(ARGS)
+wheel: ## the package as a wheel for the torch of .venv, in dist; checked, and run in a bare environment
+	@scripts/wheel.sh
 docs: ## the documentation's site, in docs/_build/html
 	@scripts/docs.sh
 format: ## format C++ and Python in place

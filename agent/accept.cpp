@@ -40,11 +40,11 @@ constexpr std::chrono::seconds patience_with_proof{4};
 
 class AgentAcceptor;
 
-void begin_handshake(const std::shared_ptr<AgentAcceptor>& acceptor, std::unique_ptr<Port> port);
+void begin_handshake(const std::shared_ptr<AgentAcceptor>& acceptor, std::unique_ptr<StreamPort> port);
 
 /// A connection in the handshake.
 struct Handshake {
-  Handshake(asio::io_context& context, const Clock& of, std::unique_ptr<Port> port)
+  Handshake(asio::io_context& context, const Clock& of, std::unique_ptr<StreamPort> port)
       : clock(of), io(context, of, std::move(port)) {}
 
   /// Cuts the handshake off after `time`, unless called again before.
@@ -94,7 +94,7 @@ class AgentAcceptor final : public Acceptor, public std::enable_shared_from_this
   }
 
   Status listen_at_network(Engine& of) {
-    auto addresses = network->listen([weak = weak_from_this()](std::unique_ptr<Port> port) {
+    auto addresses = network->listen([weak = weak_from_this()](std::unique_ptr<StreamPort> port) {
       if (const auto self = weak.lock()) begin_handshake(self, std::move(port));
     });
     if (!addresses) return addresses.status();
@@ -160,7 +160,7 @@ void end_handshake(AgentAcceptor& acceptor, const std::shared_ptr<Handshake>& of
   acceptor.proven.remove(of);
 }
 
-void begin_handshake(const std::shared_ptr<AgentAcceptor>& acceptor, std::unique_ptr<Port> port) {
+void begin_handshake(const std::shared_ptr<AgentAcceptor>& acceptor, std::unique_ptr<StreamPort> port) {
   if (acceptor->stopped) return;  // stop() has run since the accept, and would not close this connection
   const int fd = port->descriptor();
   const bool local = port->local();
@@ -247,7 +247,7 @@ asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor,
 
 /// Gives the connection to its link. On a pool thread, because messages that waited for it are sent there, and the link
 /// that it replaces is closed.
-void attach_apart(const std::shared_ptr<Engine>& engine, std::unique_ptr<Port> port, wire::Hello hello) {
+void attach_apart(const std::shared_ptr<Engine>& engine, std::unique_ptr<StreamPort> port, wire::Hello hello) {
   engine->pool->submit([engine, port = std::move(port), hello = std::move(hello)]() mutable {
     pollfd ended{port->descriptor(), POLLRDHUP, 0};
     const bool gone = ::poll(&ended, 1, 0) > 0;

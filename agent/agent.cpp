@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "agent/agent_metrics.h"
 #include "agent/call_state.h"
 #include "agent/connect.h"
 #include "agent/engine.h"
@@ -88,6 +89,8 @@ Status RawAgent::Impl::create(RawAgentOptions options) {
   auto listening = Acceptor::listen(engine);
   if (!listening) return listening.status();
   acceptor = std::move(*listening);
+  log_info(formatted("\"{}\" (pid {}, rank {}) listens at {}{}{}", record.name, record.pid, record.rank,
+                     record.unix_address, record.unix_address.empty() ? "" : ", ", joined(record.tcp_addresses, ", ")));
   engine->directory =
       std::make_unique<Directory>(engine->options.store, engine->options.prefix, engine->identity.key, engine->clock);
   if (engine->options.trace.empty()) engine->options.trace = environment::trace.value();
@@ -112,6 +115,7 @@ void RawAgent::Impl::leave() {
     if (std::exchange(left, true) || !engine) return;
   }
   engine->leaving = true;
+  log_info(formatted("agent=\"{}\" leaves", engine->identity.self.name));
   if (engine->directory) engine->directory->leave();
   if (acceptor) acceptor->stop();
   for (const auto& link : engine->peers.all_links()) {
@@ -125,6 +129,7 @@ void RawAgent::Impl::leave() {
     write_trace(trace_path(engine->options.trace, engine->identity.self.name),
                 engine->trace.stop(*recording, engine->identity.self, engine->identity.record.boot_id));
   }
+  log_info("\"" + engine->identity.self.name + "\" has left");
   if (engine->pool) engine->pool->doorbell().close_descriptor();
   if (!engine->reactor) return;
   while (!engine->options.surroundings.threads && engine->reactor->poll_one()) {
@@ -177,8 +182,10 @@ Result<std::shared_ptr<RawAgent>> RawAgent::create(RawAgentOptions options) {
 
 Status RawAgent::announce() {
   auto& engine = *impl_->engine;
-  return engine.directory->join(engine.identity.record,
-                                [&engine](const Record& other) { return agent_answers(engine, other); });
+  auto status = engine.directory->join(engine.identity.record,
+                                       [&engine](const Record& other) { return agent_answers(engine, other); });
+  if (status.ok()) log_info(formatted("\"{}\" has joined under {}", engine.identity.self.name, engine.options.prefix));
+  return status;
 }
 
 Result<std::shared_ptr<RawAgent>> RawAgent::join(RawAgentOptions options) {
@@ -335,6 +342,13 @@ Counters RawAgent::counters() const {
   counters.pinned_bytes = tensorferry::pinned_bytes().load();
   return counters;
 }
+
+AgentMetrics RawAgent::metrics() const { return metrics_of(*impl_->engine, counters()); }
+void RawAgent::time_calls(bool timed) { impl_->engine->counters.timed = timed; }
+void RawAgent::note(FlightSubject subject, std::string_view name, std::string_view text) {
+  impl_->engine->counters.flight.note(subject, name, text);
+}
+std::vector<FlightEvent> RawAgent::flight_events() const { return impl_->engine->counters.flight.events(); }
 
 std::size_t RawAgent::start_trace() { return impl_->engine->trace.start(); }
 std::string RawAgent::stop_trace(std::size_t recording) {

@@ -295,6 +295,10 @@ struct Route {
   std::vector<Candidate> candidates;  // in order of priority
 };
 
+struct AgentMetrics;                      // agent/agent_metrics.h
+struct FlightEvent;                       // agent/flight_recorder.h
+enum class FlightSubject : std::uint8_t;  // agent/flight_recorder.h
+
 /// An agent: serves functions to its peers and calls theirs. Any thread may use it.
 ///
 /// A forked child must not use its parent's agent. In the child, calls and look-ups end with AgentClosed, and leave()
@@ -364,6 +368,14 @@ class RawAgent {
   /// pool gets it back when the last owner drops it. `data` is null if the system has no memory left.
   [[nodiscard]] Buffer allocate(std::size_t bytes);
   [[nodiscard]] Counters counters() const;
+  /// Returns all that is counted, and the state of the links. Takes locks of the links one after another.
+  [[nodiscard]] AgentMetrics metrics() const;
+  /// Whether the times of calls are counted, for AgentMetrics; true at first.
+  void time_calls(bool timed);
+  /// Adds an event to the flight recorder.
+  void note(FlightSubject subject, std::string_view name, std::string_view text);
+  /// Returns the events of the flight recorder (agent/flight_recorder.h), in the order of time.
+  [[nodiscard]] std::vector<FlightEvent> flight_events() const;
   /// Records the calls that begin from now on, made and served here, until stop_trace(). Returns the recording's
   /// number.
   [[nodiscard]] std::size_t start_trace();

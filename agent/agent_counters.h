@@ -1,4 +1,4 @@
-/// What one agent counts; RawAgent::counters() reads it.
+/// What one agent and each of its links count; RawAgent::counters() and RawAgent::metrics() read it.
 ///
 /// Threads: any.
 #pragma once
@@ -9,7 +9,10 @@
 #include <cstdint>
 
 #include "agent/agent_drivers.h"
+#include "agent/flight_recorder.h"
 #include "agent/late_answers.h"
+#include "agent/latency_histogram.h"
+#include "base/status.h"
 
 namespace tensorferry {
 
@@ -23,6 +26,17 @@ struct AgentCounters {
   LateAnswers late_answers;
   std::atomic<std::size_t> pending{0}, serving{0};
   Bytes bytes_sent{}, bytes_received{};
+  std::array<std::atomic<std::uint64_t>, code_count> failed_by_code{};
+  std::atomic<bool> timed{true};  // the next three are kept; see RawAgent::time_calls
+  LatencyHistogram call_time, serve_time, queue_time;
+  std::atomic<std::uint64_t> links_opened{0}, links_lost{0}, dials_failed{0};
+  FlightRecorder flight;
+};
+
+/// What one link counts.
+struct LinkCounters {
+  std::atomic<std::uint64_t> calls_made{0}, calls_served{0};
+  std::atomic<std::uint64_t> bytes_sent{0}, bytes_received{0};  // of buffers
 };
 
 }  // namespace tensorferry

@@ -278,16 +278,19 @@ std::optional<uid_t> unix_peer_uid(int fd) noexcept {
   return peer.uid;
 }
 
+std::int32_t unix_peer_pid(int fd) noexcept {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid > 0 ? peer.pid : 0;
+}
+
 FileDescriptor unix_peer_process(int fd) noexcept {
   constexpr int so_peerpidfd = 77;  // SO_PEERPIDFD, which an older <asm-generic/socket.h> lacks
   int pidfd = -1;
   socklen_t size = sizeof pidfd;
   if (::getsockopt(fd, SOL_SOCKET, so_peerpidfd, &pidfd, &size) == 0) return FileDescriptor(pidfd);
-  ucred peer{};
-  size = sizeof peer;
-  // The pid is 0 if the process is not in this pid namespace.
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid <= 0) return {};
-  return FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
+  const auto pid = unix_peer_pid(fd);
+  return pid != 0 ? FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))) : FileDescriptor();
 }
 
 bool key_needed(std::optional<uid_t> peer, uid_t mine) noexcept {
@@ -384,7 +387,7 @@ Status AcceptorHandshake::check(ByteView bytes) const {
 
 namespace {
 
-/// `over`: a descriptor or a Port, whose descriptor is `fd`.
+/// `over`: a descriptor or a StreamPort, whose descriptor is `fd`.
 template <class Over>
 Result<Agreement> dial_over(Over& over, int fd, bool tls, Terms terms, Deadline deadline, const Clock& clock) {
   const auto during = [](const Status& status) {
@@ -410,7 +413,7 @@ Result<Agreement> handshake_as_dialler(int fd, Terms terms, Deadline deadline, c
   return dial_over(fd, fd, false, std::move(terms), deadline, clock);
 }
 
-Result<Agreement> handshake_as_dialler(Port& port, bool tls, Terms terms, Deadline deadline, const Clock& clock) {
+Result<Agreement> handshake_as_dialler(StreamPort& port, bool tls, Terms terms, Deadline deadline, const Clock& clock) {
   return dial_over(port, port.descriptor(), tls, std::move(terms), deadline, clock);
 }
 

@@ -37,7 +37,7 @@
 
 namespace tensorferry {
 
-class Port;
+class StreamPort;
 
 /// The cluster key: a secret that the agents of a job share. It is never logged, and is wiped when destroyed.
 class Key {
@@ -120,6 +120,8 @@ std::optional<uid_t> unix_peer_uid(int fd) noexcept;
 /// kernel has SO_PEERPIDFD (Linux 6.5), this also works for a process in another pid namespace, and never returns a
 /// later process with the same pid. Empty: the kernel does not know the process, or the process has ended.
 FileDescriptor unix_peer_process(int fd) noexcept;
+/// Returns that process's pid in this pid namespace; 0: the process is not in it.
+std::int32_t unix_peer_pid(int fd) noexcept;
 /// Returns whether a peer of that uid, which the kernel has told, must prove the key. Only the same user needs no
 /// proof. A user without a name in this user namespace (the overflow uid) never counts as the same user.
 [[nodiscard]] bool key_needed(std::optional<uid_t> peer, uid_t mine) noexcept;
@@ -206,7 +208,7 @@ class AcceptorHandshake {
 /// ConnectionLost, ProtocolError, Unauthenticated) the caller closes the socket.
 Result<Agreement> handshake_as_dialler(int fd, Terms terms, Clock::time_point deadline, const Clock& clock = {});
 /// The same over a port; `tls`: one with TLS, whose handshake is done.
-Result<Agreement> handshake_as_dialler(Port& port, bool tls, Terms terms, Clock::time_point deadline,
+Result<Agreement> handshake_as_dialler(StreamPort& port, bool tls, Terms terms, Clock::time_point deadline,
                                        const Clock& clock = {});
 /// Performs the accepting side. Demands what `terms` say: the caller knows the dialler's user before it begins
 /// (acceptor_demands_proof()). Otherwise like handshake_as_dialler().

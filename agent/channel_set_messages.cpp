@@ -300,7 +300,10 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
     for (auto& part : built.trailing) complete(std::move(part.written), status);
     return status;
   }
-  for (const auto& [counter, bytes] : builder.carried) engine_.counters.bytes_sent[counter] += bytes;
+  for (const auto& [counter, bytes] : builder.carried) {
+    engine_.counters.bytes_sent[counter] += bytes;
+    link_.counters().bytes_sent += bytes;
+  }
   if (!builder.carried.empty()) built.channel = static_cast<int>(builder.carried.front().first);
   return built;
 }
@@ -441,6 +444,7 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
     const auto memory = sink.reserve(record.bytes);
     if (memory && record.bytes != 0) std::memcpy(memory->data, record.ticket.data(), record.bytes);
     engine_.counters.bytes_received[AgentCounters::inside_frames] += record.bytes;
+    link_.counters().bytes_received += record.bytes;
     return landed(memory ? Status() : Status(Code::resource_exhausted, "no memory for a received buffer"));
   }
   const auto named = bindings_.of_peer(record.channel, {record.source, record.destination});
@@ -452,6 +456,7 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
   }
   Ticket ticket{record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after, record.release != 0};
   engine_.counters.bytes_received[binding->driver()] += record.net_bytes();
+  link_.counters().bytes_received += record.net_bytes();
   auto pull = [this, link = link_.shared_from_this(), binding, ticket = std::move(ticket), &sink, landed,
                id = record.release](const Status& failed) {
     if (!failed.ok()) return landed(failed);

@@ -34,13 +34,13 @@ Terms terms_of(const Engine& engine, bool demands_proof) {
   return terms;
 }
 
-Result<std::unique_ptr<Port>> start_connect(const Engine& engine, const std::string& address) {
+Result<std::unique_ptr<StreamPort>> start_connect(const Engine& engine, const std::string& address) {
   if (const auto& network = engine.options.surroundings.network) return network->start_connect(address);
   const auto where = split_host_port(address);
   if (!where) return where.status();
   auto socket = start_connect_tcp(where->host, where->port);
   if (!socket) return socket.status();
-  return std::unique_ptr<Port>(std::make_unique<SocketPort>(std::move(*socket), false));
+  return std::unique_ptr<StreamPort>(std::make_unique<SocketPort>(std::move(*socket), false));
 }
 
 /// Connects to the addresses of one agent side by side: to the first one at once, and to each further one when all
@@ -49,7 +49,7 @@ class TcpRace {
  public:
   struct Winner {
     std::string address;
-    std::unique_ptr<Port> port;
+    std::unique_ptr<StreamPort> port;
   };
 
   TcpRace(Engine& engine, const std::vector<std::string>& addresses, Clock::time_point deadline)
@@ -94,14 +94,14 @@ class TcpRace {
 
   /// A connection that is being made.
   struct Attempt {
-    Attempt(asio::io_context& context, std::string to, std::unique_ptr<Port> by)
+    Attempt(asio::io_context& context, std::string to, std::unique_ptr<StreamPort> by)
         : address(std::move(to)), port(std::move(by)), descriptor(context, port->descriptor()) {}
     ~Attempt() { (void)descriptor.release(); }
     Attempt(const Attempt&) = delete;
     Attempt& operator=(const Attempt&) = delete;
 
     std::string address;
-    std::unique_ptr<Port> port;
+    std::unique_ptr<StreamPort> port;
     asio::posix::stream_descriptor descriptor;  // the port's, which closes it
     bool ready = false;                         // it has been made, or has failed
   };
@@ -191,7 +191,7 @@ asio::awaitable<Status> shake_hands(Engine& engine, HandshakeIo& io) {
 }
 
 /// Completes the handshake on a new connection and reads the peer's hello. ResourceExhausted: refused for now.
-asio::awaitable<Result<Connected>> run_handshake(Engine& engine, std::unique_ptr<Port> port,
+asio::awaitable<Result<Connected>> run_handshake(Engine& engine, std::unique_ptr<StreamPort> port,
                                                  Clock::time_point deadline) {
   TlsPort* tls = nullptr;
   if (engine.identity.tls && !port->local()) {
@@ -225,7 +225,7 @@ Status check_answer(const Record& record, const wire::Hello& hello) {
 
 asio::awaitable<DialResult> reach_by_unix_socket(Engine& engine, const Record& record, FileDescriptor socket,
                                                  Clock::time_point deadline) {
-  std::unique_ptr<Port> port = std::make_unique<SocketPort>(std::move(socket), true);
+  std::unique_ptr<StreamPort> port = std::make_unique<SocketPort>(std::move(socket), true);
   auto connected = co_await run_handshake(engine, std::move(port), deadline);
   if (connected) {
     if (auto why = check_answer(record, connected->hello); !why.ok()) connected = std::move(why);

@@ -15,7 +15,7 @@ namespace tensorferry {
 
 /// A connection that has completed the handshake, and the peer's hello.
 struct Connected {
-  std::unique_ptr<Port> port;
+  std::unique_ptr<StreamPort> port;
   wire::Hello hello;
 };
 

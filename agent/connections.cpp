@@ -327,7 +327,7 @@ void Connections::read_bulk(const Stream& stream) {
       if (progress == FrameStream::Progress::none && stream->wait_readable(lingers))
         progress = FrameStream::Progress::some;
     }
-    if (progress == FrameStream::Progress::closed) link_.close(stream->status());
+    if (progress == FrameStream::Progress::closed) link_.close_after_peer(stream->status());
     stream->end_read();
     if (progress == FrameStream::Progress::none) link_.engine().pool->arm(stream->fd());
     if (progress != FrameStream::Progress::held) return;
@@ -351,7 +351,7 @@ void Connections::resume_bulk() {
 
 // ---- Making connections
 
-Connections::Stream Connections::attach(std::unique_ptr<Port>& port, bool dialled, const wire::Hello& hello,
+Connections::Stream Connections::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello,
                                         const std::shared_ptr<Session>& session) {
   const auto role = role_of(hello.purpose, dialled);
   std::shared_ptr<Session> earlier;  // destroyed after the lock is released

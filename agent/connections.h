@@ -143,7 +143,7 @@ class Connections final {
   /// Takes a connection after its handshake and hello: absent or dialling -> attaching, and for one on which the peer
   /// sends, -> up. Null: refused, because the link has ended, has such a connection already, or belongs to another
   /// incarnation; `port` is then left as it was.
-  Stream attach(std::unique_ptr<Port>& port, bool dialled, const wire::Hello& hello,
+  Stream attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello,
                 const std::shared_ptr<Session>& session);
   /// Learns which link of the peer took the connection that this side dialled. ConnectionLost: it is not the link that
   /// has dialled this one. Then the peer has given one of the two up.

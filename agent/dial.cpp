@@ -79,11 +79,13 @@ asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record re
 }
 
 /// Gives the connection to the link, which sends what waited for it; or notes why there is none. On the pool.
-Status attach(Link& link, Result<Connected> connected) {
+Status attach(Engine& engine, Link& link, Result<Connected> connected) {
   // Not whether the link takes the connection: if it has ended meanwhile, the next one must not think the peer hard to
   // dial, and ask it to dial at the same time.
   if (const auto session = link.session()) session->note_dial(connected.ok());
   if (!connected) {
+    ++engine.counters.dials_failed;
+    link.note("not reached: " + std::string(connected.status().what()));
     link.connections().note_dial(std::string(connected.status().what()));
     return connected.status();
   }
@@ -94,7 +96,7 @@ Status attach(Link& link, Result<Connected> connected) {
 /// Looks the peer of a session up again, and keeps its addresses. Returns why the peer is dead; Ok: the store does not
 /// say so; nullopt: it does not answer. On the pool.
 std::optional<Status> look_up(Engine& engine, Session& session) {
-  if (session.process_ended()) return Status(Code::connection_lost, "its process has ended");
+  if (session.process_ended()) return session.end_of_process(engine.identity.record.host);
   const auto found = engine.directory->find(session.peer().name, Milliseconds(0));
   if (found.status().code() == Code::not_found) return Status(Code::connection_lost, "it left the job");
   if (!found) return std::nullopt;
@@ -125,16 +127,20 @@ class Dial final {
   }
   /// The attempt has ended.
   Next conclude(DialResult result) {
-    const auto why = attach(*link_, std::move(result.connected));
+    const auto why = attach(*engine_, *link_, std::move(result.connected));
     if (why.ok() && !session_) link_->session()->set_record(*record_);
     if (why.ok()) return Next::over;
-    return session_ ? missed_known() : missed_stranger(why, result.may_answer);
+    if (session_) return missed_known();
+    missed_ = why;
+    may_answer_ = result.may_answer;
+    return why.code() == Code::connection_lost && !engine_->leaving ? Next::look_around : judge(false);
   }
   /// The peer is dead, or not: `no_listener` tells whether its addresses refuse.
   Next judge(bool no_listener) {
+    if (!session_)
+      return missed_stranger(no_listener ? process_has_ended(record_->pid, record_->host) : missed_, may_answer_);
     auto dead = dead_;
-    if (dead.ok() && no_listener)
-      dead = {Code::connection_lost, "no process listens at " + record_->tcp_addresses.front() + " any more"};
+    if (dead.ok() && no_listener) dead = process_has_ended(record_->pid, record_->host);
     const auto silence = engine_->clock.now() - session_->last_heard();
     if (dead.ok() && silence > engine_->options.peer_timeout) {
       dead = {Code::connection_lost, formatted("it could not be reached for {} s",
@@ -230,6 +236,8 @@ class Dial final {
   Milliseconds patience_{0};
   bool alone_ = false;  // the link has no connection
   Status dead_;         // why the store says that the peer is dead
+  Status missed_;       // why the attempt to dial a peer without a session has failed
+  bool may_answer_ = false;
 };
 
 /// Sleeps until `until`, or until a connection of the link is made or the link ends.
@@ -318,8 +326,8 @@ asio::awaitable<void> dial_once(std::shared_ptr<Engine> engine, std::shared_ptr<
     auto reached = co_await dial_agent(engine, **record, link, purpose, patience);
     result = std::make_shared<DialResult>(std::move(reached));
   }
-  const auto conclude = [link, result, purpose] {
-    const auto dialled = result ? attach(*link, std::move(result->connected)) : Status();
+  const auto conclude = [engine, link, result, purpose] {
+    const auto dialled = result ? attach(*engine, *link, std::move(result->connected)) : Status();
     if (!dialled.ok()) log_warning("peer=" + link->peer().name + " asked to be dialled: " + dialled.text());
     link->connections().dialled_back(purpose);
     return true;

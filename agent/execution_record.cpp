@@ -110,6 +110,17 @@ std::uint64_t ExecutionRecord::retire() {
   return std::max(next_key_, settled_);
 }
 
+void ExecutionRecord::cancel_all() {
+  std::vector<std::function<void()>> cancels;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, execution] : executions_) {
+      if (!execution.answer) cancels.push_back(execution.cancel);
+    }
+  }
+  for (const auto& cancel : cancels) cancel();
+}
+
 std::size_t ExecutionRecord::answers() const {
   const std::lock_guard lock(mutex_);
   return answers_;

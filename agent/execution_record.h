@@ -48,6 +48,8 @@ class ExecutionRecord final {
   /// Lets no request begin any more: the session has ended. Returns the least key that is greater than all that have
   /// begun; 0: there is none, or the record was retired before.
   std::uint64_t retire();
+  /// Cancels the executions that run: their caller is dead. Call it under no lock.
+  void cancel_all();
 
   [[nodiscard]] std::size_t answers() const;
 

@@ -12,7 +12,7 @@ namespace tensorferry {
 namespace asio = boost::asio;
 using Direction = asio::posix::stream_descriptor;
 
-HandshakeIo::HandshakeIo(asio::io_context& context, const Clock& clock, std::unique_ptr<Port> port)
+HandshakeIo::HandshakeIo(asio::io_context& context, const Clock& clock, std::unique_ptr<StreamPort> port)
     : port_(std::move(port)), descriptor_(context, port_->descriptor()), clock_(clock), timer_(context, clock) {}
 
 HandshakeIo::~HandshakeIo() {
@@ -93,7 +93,7 @@ asio::awaitable<Status> HandshakeIo::write_all(ByteView bytes) {
   co_return Status();
 }
 
-std::unique_ptr<Port> HandshakeIo::take_port() {
+std::unique_ptr<StreamPort> HandshakeIo::take_port() {
   timer_.cancel();
   (void)descriptor_.release();
   return std::move(port_);

@@ -22,7 +22,7 @@ namespace tensorferry {
 /// Threads: the reactor's.
 class HandshakeIo final {
  public:
-  HandshakeIo(boost::asio::io_context& context, const Clock& clock, std::unique_ptr<Port> port);
+  HandshakeIo(boost::asio::io_context& context, const Clock& clock, std::unique_ptr<StreamPort> port);
   ~HandshakeIo();
   HandshakeIo(const HandshakeIo&) = delete;
   HandshakeIo& operator=(const HandshakeIo&) = delete;
@@ -48,15 +48,15 @@ class HandshakeIo final {
   [[nodiscard]] std::size_t received() const noexcept { return received_; }
   /// Returns whether the peer has closed its end properly, rather than reset it.
   [[nodiscard]] bool closed_by_peer() const noexcept { return closed_by_peer_; }
-  [[nodiscard]] Port& port() noexcept { return *port_; }
+  [[nodiscard]] StreamPort& port() noexcept { return *port_; }
   /// Hands the port on to a link. The object is of no more use.
-  std::unique_ptr<Port> take_port();
+  std::unique_ptr<StreamPort> take_port();
 
  private:
   boost::asio::awaitable<void> wait(boost::asio::posix::stream_descriptor::wait_type direction);
   [[nodiscard]] Status failure(const char* doing) const;
 
-  std::unique_ptr<Port> port_;
+  std::unique_ptr<StreamPort> port_;
   boost::asio::posix::stream_descriptor descriptor_;  // the port's, which closes it
   const Clock clock_;
   Timer timer_;

@@ -14,6 +14,8 @@
 #include "agent/rendezvous/tcp_owner.h"
 #include "agent/transport/tcp_liveness.h"
 #include "base/log.h"
+#include "base/out_of_memory.h"
+#include "base/text.h"
 #include "base/threads.h"
 #include "channels/completion.h"
 #include "channels/wire_use.h"
@@ -67,7 +69,14 @@ std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer, 
 }
 
 Link::~Link() {
-  close({Code::agent_closed, "the link was dropped"});
+  for (int attempts = 2; attempts > 0; --attempts) {
+    try {
+      close({Code::agent_closed, "the link was dropped"});
+      break;
+    } catch (const std::bad_alloc&) {  // an attach that had no memory drops its link
+      out_of_memory::release_reserve();
+    }
+  }
   channels_.destroy_channels();  // the channels' threads may use all of the link until then
 }
 
@@ -75,17 +84,21 @@ bool Link::run(UniqueFunction<void()> job, bool with_executor) {
   return engine_->pool->submit(std::move(job), with_executor);
 }
 
-bool Link::attach(std::unique_ptr<Port>& port, bool dialled, const wire::Hello& hello) {
+bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello) {
   const bool local = port->local();
   const auto session = engine_->peers.session_of({peer().name, hello.rank, hello.incarnation});
   const auto stream = connections_.attach(port, dialled, hello, session);
   if (!stream) return false;
   if (local)
-    engine_->peers.watch_process(session, unix_peer_process(stream->fd()));
+    engine_->peers.watch_process(session, unix_peer_process(stream->fd()), unix_peer_pid(stream->fd()));
   else
     bound_silence(stream->fd(), 3 * engine_->options.heartbeat);
   session->heard();
-  if (!channels_.met()) channels_.meet(hello, local ? unix_peer_uid(stream->fd()) : tcp_peer_uid(stream->fd()));
+  if (!channels_.met()) {
+    log_info(formatted("peer={} rank={} link made by {}, {}", hello.name, hello.rank, local ? "unix" : "tcp",
+                       dialled ? "dialled here" : "dialled by the peer"));
+    channels_.meet(hello, local ? unix_peer_uid(stream->fd()) : tcp_peer_uid(stream->fd()));
+  }
   calls_.meet(hello);
   const auto role = role_of(hello.purpose, dialled);
   if (role == ConnectionRole::calls_in && !dialled && (hello.features & wire::feature::link) != 0) {
@@ -107,6 +120,9 @@ bool Link::attach(std::unique_ptr<Port>& port, bool dialled, const wire::Hello& 
     stream->close({Code::connection_lost, "the link has ended"});
     return false;
   }
+  ++engine_->counters.links_opened;
+  note(formatted("connection for {} {} ({})", is_bulk(role) ? "bytes" : "calls", dialled ? "dialled" : "accepted",
+                 local ? "unix socket" : "tcp"));
   calls_.wake_waiting();
   return true;
 }
@@ -125,6 +141,16 @@ void Link::on_readable(ConnectionRole role, const std::shared_ptr<FrameStream>& 
 }
 
 void Link::close(const Status& status, Loss loss) { close(status, loss, false); }
+
+/// The longest time between the end of a process's connections and its own end, on a busy machine.
+constexpr Milliseconds longest_exit(100);
+
+void Link::close_after_peer(const Status& status) {
+  const auto known = !closed() && !leaving_ && status.code() == Code::connection_lost ? session() : nullptr;
+  if (known && known->process_ended(longest_exit))
+    return close(known->end_of_process(engine_->identity.record.host), Loss::peer);
+  close(status);
+}
 
 /// The longest time that take_last_replies() waits for another thread to finish reading.
 constexpr Milliseconds longest_last_look(50);
@@ -159,7 +185,10 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   if (leaving_) loss = Loss::peer;
   // A link that never connected is not logged: its calls report the error.
   const bool expected = leaving_ || incarnation() == 0 || why.code() == Code::agent_closed;
-  if (!expected) log_warning("peer=" + peer().name + " connection lost: " + status.text());
+  if (!expected)
+    log_warning(formatted("peer={} rank={} connection lost: {}", peer().name, peer().rank, status.text()));
+  else if (incarnation() != 0)
+    log_info("peer=" + peer().name + " link ended: " + (leaving_ ? "it left the job" : std::string(status.what())));
   auto& pool = *engine_->pool;
   for (const auto& stream : remains->streams) {
     pool.remove(stream->fd());
@@ -177,6 +206,8 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   pool.start_waiting(this);
   credits_.close();
   calls_.wake_waiting();
+  note("ended: " + (leaving_ ? "it left the job" : std::string(status.what())));
+  if (!expected) ++engine_->counters.links_lost;
   if (const auto self = weak_from_this().lock()) engine_->peers.lost(self, why, loss);
   return true;
 }
@@ -204,7 +235,7 @@ void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
     requests_missed_ = true;
     if (!stream->begin_read()) return;
   }
-  if (stream->read_some(*this) == FrameStream::Progress::closed) close(stream->status());
+  if (stream->read_some(*this) == FrameStream::Progress::closed) close_after_peer(stream->status());
   stream->end_read();
   if (requests_missed_.exchange(false)) arm_requests(*stream);
 }
@@ -226,7 +257,7 @@ void Link::on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream) {
   if (!stream->begin_read()) return;
   auto progress = FrameStream::Progress::some;
   while (progress == FrameStream::Progress::some) progress = stream->read_some(*this);
-  if (progress == FrameStream::Progress::closed) close(stream->status());
+  if (progress == FrameStream::Progress::closed) close_after_peer(stream->status());
   stream->end_read();
 }
 

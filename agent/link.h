@@ -19,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/agent_metrics.h"
 #include "agent/channel_set.h"
 #include "agent/connections.h"
 #include "agent/credits.h"
@@ -78,11 +79,14 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// Takes a connection after its handshake and hello, and sends everything that waited for it. `dialled`: this side
   /// dialled it. False: refused, because the link has ended, has such a connection already, or belongs to another
   /// incarnation. `port` is then left as it was, unless the link ended during the call.
-  bool attach(std::unique_ptr<Port>& port, bool dialled, const wire::Hello& hello);
+  bool attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello);
   /// Ends the link, once; later calls do nothing. After ConnectionLost, first takes the replies that the peer gave
   /// before it ended. Then closes all connections and channels, fails the calls in flight with `status`, and cancels
   /// the requests that are being served.
   void close(const Status& status, Loss loss = Loss::connection);
+  /// Ends the link because the peer has closed a connection or its ring. Waits a moment for the end of the peer's
+  /// process on this host, which is the reason then. Not for the reactor thread.
+  void close_after_peer(const Status& status);
   /// Handles a failed attempt to dial a peer of which no incarnation is known: Connections::fail_impatient(). True: no
   /// call waits, and the link has been closed.
   bool unreachable(const Status& why, bool may_answer);
@@ -141,6 +145,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] const Connections& connections() const noexcept { return connections_; }
   ChannelSet& channels() noexcept { return channels_; }
   OutgoingCalls& calls() noexcept { return calls_; }
+  LinkCounters& counters() noexcept { return counters_; }
 
   // --- for OutgoingCalls and its parts -------------------------------------------------------------------------------
   /// Returns the stream of this side's requests; null until it is up.
@@ -155,6 +160,10 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
 
   /// Describes the link for people; see RawAgent::link_state.
   [[nodiscard]] std::string state_text();
+  /// Describes the link for RawAgent::metrics().
+  [[nodiscard]] LinkMetrics metrics();
+  /// Adds an event of this link to the agent's flight recorder and, at its level info, to the log.
+  void note(std::string_view event);
 
  private:
   Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session);
@@ -196,6 +205,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Credits credits_;
   IncomingCalls incoming_calls_;
   UntakenReplies untaken_replies_;
+  LinkCounters counters_;
   // The peer's requests are not read: it reads no replies. Under ring_mutex_ it changes together with whether the pool
   // watches the stream of requests.
   std::atomic<bool> requests_held_{false};

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "agent/link.h"
+#include "base/log.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -38,6 +39,30 @@ std::string Link::state_text() {
   out += formatted("; {} calls wait for the link, {} in flight, {} bytes of credit taken", deferred, calls_.count(),
                    credits_.taken());
   return out + calls_.state_text();
+}
+
+void Link::note(std::string_view event) {
+  engine_->counters.flight.note(FlightSubject::link, peer().name, event);
+  log_info(formatted("peer={} {}", peer().name, event));
+}
+
+LinkMetrics Link::metrics() {
+  LinkMetrics out;
+  const auto [deferred, dialling] = connections_.waiting();
+  const bool up = connections_.connected();
+  const auto session = this->session();
+  out.peer = session ? session->peer() : peer();
+  out.state = closed() ? "ended" : up ? "up" : dialling ? "dialling" : "idle";
+  if (out.state == "up") out.transport = transport(out.no_ring);
+  out.in_flight = calls_.count();
+  out.waiting = deferred;
+  out.calls_made = counters_.calls_made;
+  out.calls_served = counters_.calls_served;
+  out.bytes_sent = counters_.bytes_sent;
+  out.bytes_received = counters_.bytes_received;
+  if (session && up && !local())
+    out.silent_seconds = std::chrono::duration<double>(engine_->clock.now() - session->last_heard()).count();
+  return out;
 }
 
 }  // namespace tensorferry

@@ -9,6 +9,7 @@
 
 #include "agent/auth.h"
 #include "agent/link.h"
+#include "base/log.h"
 #include "base/out_of_memory.h"
 
 namespace tensorferry {
@@ -170,7 +171,9 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
     calls_.ring().open(std::make_shared<OutgoingRing>(weak_from_this(), std::move(ring), std::move(*bell)));
   }
   add_to_pool(calls_.ring().ring());
+  log_info("peer=" + peer().name + " calls to it go by ring");
   withdraw_ring();
+  note("calls go by shared memory");
   return {};
 }
 
@@ -251,7 +254,7 @@ bool Link::ended_by_peer() {
   }
   if (ended == CallRing::Ended::no) return false;
   if (ended == CallRing::Ended::left) leaving_ = true;
-  close({Code::connection_lost, "the peer closed the connection"});
+  close_after_peer({Code::connection_lost, "the peer closed the connection"});
   return true;
 }
 

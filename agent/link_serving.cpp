@@ -179,6 +179,9 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   } else {
     function = engine_->functions.find(name);
   }
+  // The first request of a key could wait for its order behind a later one, which waits for the answer of the first.
+  if (header.order != 0 && frame.idempotency.key != 0)
+    return {Code::protocol_error, "an idempotent request has an order key"};
   auto* stream = route.ring ? nullptr : route.stream.get();
   constexpr std::size_t usual_name = 256;  // bytes; the bound on queued calls covers them
   const auto kept = frame.payload.size() + (name.size() > usual_name ? name.size() : 0);
@@ -283,6 +286,8 @@ void Link::tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t
 
 void Link::begin(IncomingRequest& incoming, Clock::time_point now) {
   incoming.began = now.time_since_epoch().count();
+  if (auto& counters = engine_->counters; counters.timed.load(std::memory_order_relaxed))
+    counters.queue_time.add(now - Clock::time_point(Clock::duration(incoming.received)));
   incoming.stage = wire::CallStatus::Stage::running;
 }
 
@@ -294,8 +299,12 @@ void Link::answered_late(const IncomingRequest& incoming) {
 
 void Link::end_incoming(std::uint64_t call, IncomingRequest& incoming) {
   incoming_calls_.end(call, incoming);
-  --engine_->counters.serving;
-  ++engine_->counters.calls_served;
+  auto& counters = engine_->counters;
+  --counters.serving;
+  ++counters.calls_served;
+  ++counters_.calls_served;
+  if (counters.timed.load(std::memory_order_relaxed))
+    counters.serve_time.add(engine_->clock.now() - Clock::time_point(Clock::duration(incoming.received)));
 }
 
 /// Lets no further handler of the peer's requests start, or ends that. Pauses may overlap.

@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::size_t longest_name = 4096;
 constexpr auto burst = std::chrono::microseconds(50);  // calls made closer together than this may share a system call
+constexpr auto slow_call = std::chrono::seconds(1);    // the flight recorder notes calls that took as long
+constexpr std::size_t events_in_errors = 3;            // of the link, in the text of a call that fails with it
 constexpr auto expiry_interval = Milliseconds(9);      // a slow tick, every 10 ms, may come early
 
 /// How long before its deadline the callee is asked how far a call has come: a third of the time-out, but at least some
@@ -57,6 +59,7 @@ void OutgoingCalls::add(const std::shared_ptr<Call::State>& call, const Message&
   pending_.add(call);
   ++engine.counters.pending;
   ++engine.counters.calls_sent;
+  ++link_.counters().calls_made;
   if (call->deadline) link_.activate();
 }
 
@@ -227,13 +230,29 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
 }
 
 void OutgoingCalls::finish(const std::shared_ptr<Call::State>& call, Result<Received> result) {
-  auto& engine = link_.engine();
-  --engine.counters.pending;
-  if (!result) ++engine.counters.calls_failed;
+  --link_.engine().counters.pending;
+  count(*call, result.status().code());
   if (call->traced) record(*call, result.status().code());
   call->complete(std::move(result));
   ring_.call_ended(*call);
   reader_.call_ended(*call);
+}
+
+/// Counts a call that ends, and notes it if it has failed or was slow.
+void OutgoingCalls::count(const Call::State& call, Code code) {
+  auto& counters = link_.engine().counters;
+  if (code != Code::ok) {
+    ++counters.calls_failed;
+    ++counters.failed_by_code[static_cast<std::size_t>(code)];
+  }
+  const bool timed = counters.timed.load(std::memory_order_relaxed);
+  if (!timed && code == Code::ok) return;
+  const auto took = link_.engine().clock.now() - call.made;
+  if (timed) counters.call_time.add(took);
+  if (code == Code::ok && took < slow_call) return;
+  const auto text = formatted("\"{}\" {} after {} ms", call.shown(), code == Code::ok ? "ended" : name_of(code),
+                              std::chrono::duration_cast<Milliseconds>(took).count());
+  counters.flight.note(FlightSubject::calls, link_.peer().name, text);
 }
 
 /// Adds the record of a call that ends.
@@ -274,7 +293,12 @@ void OutgoingCalls::expire(const std::shared_ptr<Call::State>& call) { cancel(ca
 
 void OutgoingCalls::fail(const std::shared_ptr<Call::State>& call, const Status& why) {
   if (!pending_.give_up(call->id)) return;
-  finish(call, Status(why.code(), "\"" + call->shown() + "\": " + std::string(why.what())));
+  auto text = "\"" + call->shown() + "\": " + std::string(why.what());
+  if (why.code() == Code::connection_lost || why.code() == Code::protocol_error) {
+    const auto events = link_.engine().counters.flight.last(FlightSubject::link, link_.peer().name, events_in_errors);
+    if (!events.empty()) text += ". Before that, on this link: " + events;
+  }
+  finish(call, Status(why.code(), std::move(text)));
 }
 
 void OutgoingCalls::drop(const UnsentCall& unsent, const Status& why) {

@@ -98,6 +98,7 @@ class OutgoingCalls final {
   void tell_given_up(const std::shared_ptr<FrameStream>& stream, std::uint64_t call);
   void ask(Call::State& call);
   void record(const Call::State& call, Code code);
+  void count(const Call::State& call, Code code);
   void finish(const std::shared_ptr<Call::State>& call, Result<Received> result);
   [[nodiscard]] Status expired(const Call::State& call) const;
 

@@ -136,14 +136,14 @@ std::uint64_t Peers::first_key_of(const PeerInfo& peer) const {
   return at != retired_.end() ? at->first_key : 0;
 }
 
-void Peers::watch_process(const std::shared_ptr<Session>& session, FileDescriptor process) {
-  const int added = session->watch(std::move(process));
+void Peers::watch_process(const std::shared_ptr<Session>& session, FileDescriptor process, std::int32_t pid) {
+  const int added = session->watch(std::move(process), pid);
   if (added >= 0)
     engine_.pool->add(added, std::make_shared<PeerProcess>(engine_.weak_from_this(), session), Pool::Watch::always);
 }
 
 void Peers::process_ended(const std::shared_ptr<Session>& session) {
-  const Status why(Code::connection_lost, "its process has ended");
+  const auto why = session->end_of_process(engine_.identity.record.host);
   std::shared_ptr<Link> link;
   {
     const std::lock_guard lock(mutex_);
@@ -162,7 +162,9 @@ void Peers::bury(const std::shared_ptr<Session>& session, const Status& why) {
     const auto it = sessions_.find(session->peer().name);
     if (it != sessions_.end() && it->second == session) sessions_.erase(it);
   }
+  session->executions().cancel_all();  // the loss of its links has not
   if (engine_.leaving || !session->bury()) return;
+  engine_.counters.flight.note(FlightSubject::link, session->peer().name, "dead: " + std::string(why.what()));
   std::function<void(const PeerInfo&, Status)> tell;
   {
     const std::lock_guard lock(mutex_);

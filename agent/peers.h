@@ -56,8 +56,9 @@ class Peers final {
   /// Returns the session with this incarnation of a peer; makes it if there is none. Buries the session with another
   /// incarnation.
   std::shared_ptr<Session> session_of(const PeerInfo& peer);
-  /// Watches the process of a session's peer on this host, unless it is watched already. `process`: its pidfd.
-  void watch_process(const std::shared_ptr<Session>& session, FileDescriptor process);
+  /// Watches the process of a session's peer on this host, unless it is watched already. `process`: its pidfd;
+  /// `pid`: in this pid namespace, 0: not known.
+  void watch_process(const std::shared_ptr<Session>& session, FileDescriptor process, std::int32_t pid);
   /// Ends the session whose peer's process has ended, and its link. Calls that wait for a connection go on waiting, for
   /// the peer's next incarnation.
   void process_ended(const std::shared_ptr<Session>& session);

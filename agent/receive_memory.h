@@ -22,6 +22,17 @@ class ReceiveMemory final {
     const auto it = given_.find(type);
     return it != given_.end() ? *it->second : host_;
   }
+  /// Returns the use of host memory, of this agent's pool and of a converter's.
+  [[nodiscard]] HostMemory::Usage usage() const {
+    auto usage = host_.usage();
+    for (const auto& [type, memory] : given_) {
+      if (const auto* pool = dynamic_cast<const HostMemory*>(memory.get())) {
+        usage.held_bytes += pool->usage().held_bytes;
+        usage.idle_bytes += pool->usage().idle_bytes;
+      }
+    }
+    return usage;
+  }
   /// Gives back host memory that was not needed for a while, of this agent's pool and of a converter's.
   void trim() {
     host_.trim();

@@ -85,7 +85,7 @@ void ReplyReader::read_until_done(Call::State& call, const std::shared_ptr<Frame
     }
     if (sources[1].revents != 0) nudged.drain();
     if (sources[0].revents != 0 && stream->read_some(link_) == FrameStream::Progress::closed)
-      link_.close(stream->status());
+      link_.close_after_peer(stream->status());
   }
 }
 
@@ -140,7 +140,7 @@ void ReplyReader::on_readable(const std::shared_ptr<FrameStream>& stream) {
   }
   auto progress = FrameStream::Progress::some;
   while (progress == FrameStream::Progress::some) progress = stream->read_some(link_);
-  if (progress == FrameStream::Progress::closed) link_.close(stream->status());
+  if (progress == FrameStream::Progress::closed) link_.close_after_peer(stream->status());
   stop_reading(stream);
 }
 

@@ -2,12 +2,20 @@
 
 #include <poll.h>
 
+#include "base/text.h"
+
 namespace tensorferry {
 
-int Session::watch(FileDescriptor process) {
+Status process_has_ended(std::int32_t pid, const std::string& host) {
+  return {Code::connection_lost, pid != 0 ? formatted("its process has ended (pid {} on {})", pid, host)
+                                          : formatted("its process has ended (on {})", host)};
+}
+
+int Session::watch(FileDescriptor process, std::int32_t pid) {
   const std::lock_guard lock(mutex_);
   if (process_) return -1;
   process_ = std::move(process);
+  pid_ = pid;
   return process_.get();
 }
 
@@ -16,11 +24,14 @@ int Session::process() const {
   return process_.get();
 }
 
-bool Session::process_ended() const {
+bool Session::process_ended(Milliseconds patience) const {
+  pollfd ended{process(), POLLIN, 0};
+  return ended.fd >= 0 && ::poll(&ended, 1, static_cast<int>(patience.count())) > 0;
+}
+
+Status Session::end_of_process(const std::string& host) const {
   const std::lock_guard lock(mutex_);
-  if (!process_) return false;
-  pollfd ended{process_.get(), POLLIN, 0};
-  return ::poll(&ended, 1, 0) > 0;
+  return process_has_ended(pid_, host);
 }
 
 void Session::set_record(const Record& record) {

@@ -26,6 +26,9 @@ namespace tensorferry {
 /// What ends with a link: its connections alone, or the peer.
 enum class Loss : std::uint8_t { connection, peer };
 
+/// Returns ConnectionLost: the process of that pid (0: not known) on that host has ended.
+Status process_has_ended(std::int32_t pid, const std::string& host);
+
 class Session final {
  public:
   /// `first_key`: see ExecutionRecord.
@@ -42,12 +45,16 @@ class Session final {
     return Clock::time_point(Clock::duration(last_heard_.load(std::memory_order_relaxed)));
   }
 
-  /// Keeps the descriptor of the peer's process on this host. Returns its number, or -1 if one is known already.
-  int watch(FileDescriptor process);
+  /// Keeps the descriptor of the peer's process on this host, and its pid here (0: not known). Returns the descriptor's
+  /// number, or -1 if one is known already.
+  int watch(FileDescriptor process, std::int32_t pid);
   /// Returns the number of that descriptor, which stays open as long as the session; -1: none is known.
   [[nodiscard]] int process() const;
-  /// Returns whether the peer's process is known to have ended.
-  [[nodiscard]] bool process_ended() const;
+  /// Returns whether the peer's process is known to have ended. Waits up to `patience` for that: the kernel closes the
+  /// connections of a process shortly before it reports the end.
+  [[nodiscard]] bool process_ended(Milliseconds patience = Milliseconds(0)) const;
+  /// Returns the error of a peer whose process has ended. `host`: that of this agent.
+  [[nodiscard]] Status end_of_process(const std::string& host) const;
 
   /// Keeps the peer's addresses, so that the next dial needs no store.
   void set_record(const Record& record);
@@ -69,8 +76,9 @@ class Session final {
   const Clock clock_;
   std::atomic<Clock::rep> last_heard_{0};
   std::atomic<bool> dead_{false}, hard_to_dial_{false};
-  mutable Mutex mutex_;  // guards the next two
+  mutable Mutex mutex_;  // guards the next three
   FileDescriptor process_;
+  std::int32_t pid_ = 0;
   std::optional<Record> record_;
   ExecutionRecord executions_;
 };

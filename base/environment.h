@@ -59,6 +59,21 @@ inline constexpr Variable tuning{
     "The path of the file in which `tensorferry tune` keeps the crossings of the algorithms that it has measured. Rank "
     "0 of each group reads it."};
 
+inline constexpr Variable metrics_port{
+    "TENSORFERRY_METRICS_PORT", "no server",
+    "The port of this host alone on which the process serves its metrics to Prometheus: `9400`, or `9400-9463` for the "
+    "first free one."};
+
+inline constexpr Variable metrics_file{
+    "TENSORFERRY_METRICS_FILE", "no file",
+    "The path of a file. Every 10 s, each process writes its metrics, for the textfile collector of Prometheus' node "
+    "exporter, beside that path: `tf.prom` becomes `tf.PID.prom`."};
+
+inline constexpr Variable dump{
+    "TENSORFERRY_DUMP", "no handler of the signal",
+    "The path of a file. At SIGUSR2, each agent writes its flight recorder beside that path: `out.json` becomes "
+    "`out.NAME.PID.json`."};
+
 inline constexpr Variable log{"TENSORFERRY_LOG", "warnings",
                               "What the process writes to stderr: `off` for nothing, `info` for more than warnings, "
                               "any other value for warnings."};

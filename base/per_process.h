@@ -34,7 +34,7 @@ class PerProcess final {
  private:
   struct Made {
     const std::uint32_t after = forks();
-    T object{};
+    T object = T();
   };
   std::atomic<Made*> made_ = new Made;
 };

@@ -3,6 +3,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <exception>
+
 namespace tensorferry {
 namespace {
 
@@ -26,6 +28,12 @@ ThreadStart::ThreadStart() noexcept {
 ThreadStart::~ThreadStart() {
   if (preempts_none) (void)set_policy(SCHED_BATCH);
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+void take_thread_locals() noexcept {
+  // Each library has one block of such variables for each thread, so one variable stands for all of them.
+  *const_cast<volatile bool*>(&preempts_none) = preempts_none;
+  [[maybe_unused]] volatile int kept = std::uncaught_exceptions();  // a pure function: an unused result is no use
 }
 
 void preempt_no_thread() noexcept {

@@ -23,11 +23,19 @@ class ThreadStart final {
   sigset_t before_{};
 };
 
+/// Takes the memory of the calling thread's own variables, of this library and of the C++ runtime. glibc allocates it
+/// at the first use in each thread, and ends the process if it cannot. Without this call the first use may be the
+/// exception which says that memory has run out.
+void take_thread_locals() noexcept;
+
 /// Starts a thread as ThreadStart says. Throws std::system_error if the system gives none.
 template <class Run>
 std::thread start_thread(Run run) {
   const ThreadStart scope;
-  return std::thread(std::move(run));
+  return std::thread([run = std::move(run)]() mutable {
+    take_thread_locals();
+    run();
+  });
 }
 
 /// Lets the calling thread wait for its turn when it wakes up (SCHED_BATCH), unless the program has chosen a scheduling

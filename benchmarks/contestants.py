@@ -20,6 +20,7 @@ OURS = "tensorferry"
 TORCH_ON_OURS = "torch.distributed.rpc on tensorferry"
 ALONE = "tensorferry, undisturbed"
 EMPTY_CALL = "empty rpc_sync of ours"
+UNCOUNTED = "tensorferry, times of calls not counted"
 ONE_TENSOR = "one tensor of the same bytes"
 GLOO = "Gloo"
 IPERF3 = "iperf3 -P {}"
@@ -32,10 +33,14 @@ WITHOUT_TLS = "tensorferry without TLS"
 GRPC = "gRPC C++ over a unix socket"
 BARE_TRANSFER = {"unix": "bare unix transfer", "tcp": "bare TCP transfer"}
 RAY, MONARCH, PYZMQ = STRANGERS = ("Ray", "Monarch", "pyzmq")
+WARM_COPY = "a copy inside one process, one thread"
+TORCH_SHARED = "torch.multiprocessing shared tensor"
+WHOLE = "all of it changed"
 BARE_COPY = "process_vm_readv, warm, one thread"
 MODULES = {
     OURS: "tensorferry.rpc",
     ALONE: "tensorferry.rpc",
+    UNCOUNTED: "tensorferry.rpc",
     ONE_TENSOR: "tensorferry.rpc",
     TORCH: "torch.distributed.rpc",
     TORCH_ON_OURS: "benchmarks.torch_backend",
@@ -69,6 +74,14 @@ class Lab:
         if key not in self._teams:
             forked = self.quick or size > SMALL
             self._teams[key] = Team(MODULES[who], size, options, forked=forked)
+        return self._teams[key]
+
+    def regions(self, size: int) -> Team:
+        """Processes of ours with the workloads of one-sided memory."""
+        key = "regions", size
+        if key not in self._teams:
+            workloads = "benchmarks.region_workloads"
+            self._teams[key] = Team(MODULES[OURS], size, forked=self.quick or size > SMALL, workloads=workloads)
         return self._teams[key]
 
     def group(self, ranks: int, apart: bool = False) -> Team:
@@ -149,6 +162,18 @@ def python(who: str, workload: str, options: Mapping[str, Any] | None = None, **
         return samples
 
     return Contestant(lambda lab: lab.team(who, options=options), measure)
+
+
+def one_sided(workload: str, processes: int = PAIR, **arguments: Any) -> Contestant:
+    """A workload of region_workloads.py, of so many seconds."""
+
+    def measure(lab: Lab, placement: Placement) -> Samples:
+        patience = 120 + 10 * lab.seconds
+        team = lab.regions(processes)
+        samples: Samples = team.call(placement, workload, patience=patience, seconds=lab.seconds, **arguments)
+        return samples
+
+    return Contestant(lambda lab: lab.regions(processes), measure)
 
 
 def program(name: str, **options: str) -> Contestant:

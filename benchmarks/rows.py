@@ -28,6 +28,10 @@ from benchmarks.contestants import (
     STRANGERS,
     TORCH,
     TORCH_ON_OURS,
+    TORCH_SHARED,
+    UNCOUNTED,
+    WARM_COPY,
+    WHOLE,
     WITHOUT_TLS,
     Contestant,
     Scale,
@@ -39,6 +43,7 @@ from benchmarks.contestants import (
     idle,
     in_new_pair,
     iperf3,
+    one_sided,
     program,
     python,
     stranger,
@@ -56,6 +61,7 @@ from benchmarks.units import (
     Figure,
     Unit,
     gigabytes,
+    gigabytes_sent,
     maximum,
     p99,
     per_second,
@@ -430,7 +436,60 @@ NOT_IN_GROUPS = {("4", "send"), ("network", "all_reduce_empty")}
 HELD = 5120  # bytes of a tensor in a replay buffer
 CALLS, MEGABYTES, REPLAY = Scale(1_000_000, 20_000), Scale(10_000, 200), Scale(1_000_000, 20_000)
 
+
+def _region(what: str, size: int) -> Row:
+    """A read or a write of a region of the callee, beside a copy of the same bytes."""
+    text = f"{size >> 20} MB" if size >> 20 else f"{size >> 10} KB"
+    large = size >= 1 << 20
+    figure = Figure(gigabytes_sent(size), {WARM_COPY: 0.9}) if large else Figure(MICROSECONDS, limit=3.0)
+    return Row(
+        f"region-{what}-{text.replace(' ', '').lower()}",
+        f"{text} of a peer's region: {what}",
+        (figure,),
+        ours=one_sided(what, size=size),
+        peers={WARM_COPY: one_sided("copy", size=size), TORCH_SHARED: one_sided("copy_shared", size=size)},
+    )
+
+
+VERSION, READERS = 1 << 30, 4
+
+
+def _versions(title: str, name: str, changed: float, peer: str, workload: Contestant, target: float) -> Row:
+    return Row(
+        name,
+        title,
+        (Figure(SECONDS, {peer: target}),),
+        ours=one_sided("versions", processes=READERS + 1, readers=READERS, size=VERSION, changed=changed),
+        peers={peer: workload},
+        rounds=1,
+    )
+
+
 ROWS = [
+    *[_region(what, size) for what in ("read", "write") for size in (4 << 10, 1 << 20, 64 << 20)],
+    Row(
+        "region-blocks",
+        "40,064 blocks of 8 KB of a peer's region, read in any order",
+        (Figure(gigabytes_sent(40_064 * 8192), {WARM_COPY: 0.8}),),
+        ours=one_sided("blocks"),
+        peers={WARM_COPY: one_sided("gather")},
+    ),
+    _versions(
+        "a version of 1 GB, all of it changed, at 4 readers",
+        "version-whole",
+        1.0,
+        WARM_COPY,
+        one_sided("copy", processes=READERS + 1, size=VERSION),
+        0.9,
+    ),
+    _versions(
+        "a version of 1 GB, 1 % of it changed, at 4 readers",
+        "version-delta",
+        0.01,
+        WHOLE,
+        one_sided("versions", processes=READERS + 1, readers=READERS, size=VERSION, changed=1.0),
+        5.0,
+    ),
     *[_empty_call(placement) for placement in Placement],
     Row(
         "in-flight",
@@ -471,6 +530,13 @@ ROWS = [
     _small_beside_large(),
     _empty_call_beside_hogs(Placement.UNPINNED),
     _empty_call_beside_hogs(Placement.TWO_CORES),
+    Row(
+        "metrics-on",
+        "empty rpc_sync, with metrics served to Prometheus",
+        (Figure(MICROSECONDS, {UNCOUNTED: 0.98}),),
+        ours=python(OURS, "sync", {"metrics_port": 0}),
+        peers={UNCOUNTED: python(UNCOUNTED, "sync", {"metrics": False})},
+    ),
     Row(
         "trace-on",
         "empty rpc_sync, recorded by both agents",

@@ -41,6 +41,16 @@ Region::~Region() {
   }
 }
 
+Result<FileDescriptor> Region::share() {
+  const std::lock_guard lock(mutex_);  // a peer may ask for it while it is closed
+  return memory_.share();
+}
+
+void Region::close_descriptor() noexcept {
+  const std::lock_guard lock(mutex_);
+  memory_.close_descriptor();
+}
+
 void Region::tell_when_gone(std::weak_ptr<RegionUser> user) {
   const std::lock_guard lock(mutex_);
   std::erase_if(told_, [](const auto& each) { return each.expired(); });

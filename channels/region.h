@@ -44,11 +44,15 @@ class Region final {
   [[nodiscard]] const SharedMemory& memory() const { return memory_; }
   /// Returns a number that is not used again in this process.
   [[nodiscard]] std::uint64_t id() const { return id_; }
+  /// Returns a descriptor for a peer: SharedMemory::share(). InvalidArgument after close_descriptor().
+  [[nodiscard]] Result<FileDescriptor> share();
+  /// Closes the region's descriptor: peers that have mapped the region keep it, and no other peer can get it.
+  void close_descriptor() noexcept;
   /// Makes the region call `user->gone` when it ends, if `user` still exists.
   void tell_when_gone(std::weak_ptr<RegionUser> user);
 
  private:
-  const SharedMemory memory_;
+  SharedMemory memory_;
   const std::uint64_t id_;
   Regions& regions_;
   const std::uint32_t born_in_;

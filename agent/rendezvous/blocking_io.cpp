@@ -66,7 +66,7 @@ Status write_all(int fd, ByteView bytes, Deadline deadline, const Clock& clock) 
 
 namespace {
 
-Status lost(const Port& port, const char* doing) {
+Status lost(const StreamPort& port, const char* doing) {
   auto by_errno = lost(doing);
   auto known = port.failure();
   return known.ok() ? by_errno : known;
@@ -74,7 +74,7 @@ Status lost(const Port& port, const char* doing) {
 
 }  // namespace
 
-Status read_exactly(Port& port, std::span<std::byte> into, Deadline deadline, const Clock& clock) {
+Status read_exactly(StreamPort& port, std::span<std::byte> into, Deadline deadline, const Clock& clock) {
   while (!into.empty()) {
     iovec part{into.data(), into.size()};
     Descriptors none;
@@ -92,7 +92,7 @@ Status read_exactly(Port& port, std::span<std::byte> into, Deadline deadline, co
   return {};
 }
 
-Status write_all(Port& port, ByteView bytes, Deadline deadline, const Clock& clock) {
+Status write_all(StreamPort& port, ByteView bytes, Deadline deadline, const Clock& clock) {
   while (!bytes.empty()) {
     iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
     const auto put = port.write({&part, 1}, {});

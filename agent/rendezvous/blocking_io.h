@@ -29,8 +29,8 @@ Status read_exactly(int fd, std::span<std::byte> into, Deadline deadline, const 
 Status write_all(int fd, ByteView bytes, Deadline deadline, const Clock& clock = {});
 
 /// The same over a port.
-Status read_exactly(Port& port, std::span<std::byte> into, Deadline deadline, const Clock& clock = {});
-Status write_all(Port& port, ByteView bytes, Deadline deadline, const Clock& clock = {});
+Status read_exactly(StreamPort& port, std::span<std::byte> into, Deadline deadline, const Clock& clock = {});
+Status write_all(StreamPort& port, ByteView bytes, Deadline deadline, const Clock& clock = {});
 /// Completes the handshake of TLS. DeadlineExceeded; errors of TlsPort::failure().
 Status secure(TlsPort& port, Deadline deadline, const Clock& clock = {});
 

@@ -70,6 +70,8 @@ std::string Directory::record_key(std::string_view slot, std::int64_t generation
 
 std::string Directory::counter_key(std::string_view slot) const { return formatted("{}/gen/{}", prefix_, slot); }
 
+std::string Directory::roster_key(std::int64_t number) const { return formatted("{}/roster/{}", prefix_, number); }
+
 // ---- Claims
 
 Result<Directory::Newest> Directory::newest(std::string_view slot, std::int64_t up_to, milliseconds grace) {
@@ -81,14 +83,15 @@ Result<Directory::Newest> Directory::newest(std::string_view slot, std::int64_t 
   const auto deadline = deadline_after(grace, clock_);
   Newest found;
   for (auto generation = up_to; generation > 0; --generation) {
-    const auto bytes = store_->get(record_key(slot, generation), until(deadline));
+    const auto place = record_key(slot, generation);
+    const auto bytes = store_->get(place, until(deadline));
     if (!bytes && !absent(bytes.status())) return bytes.status();
     if (!bytes) {
       found.hole = true;
       continue;
     }
     if (text_of(*bytes) == void_record) continue;
-    auto record = decode_record(*bytes, signing_, slot, generation);
+    auto record = decode_record(*bytes, signing_, place);
     if (!record) return record.status();
     if (slot != name_slot(record->name) && slot != rank_slot(record->rank)) {
       return Status(Code::protocol_error, formatted("the store holds the record of \"{}\" in place of \"{}\"'s",
@@ -102,8 +105,8 @@ Result<Directory::Newest> Directory::newest(std::string_view slot, std::int64_t 
 }
 
 Status Directory::publish(const Claim& claim, const Record& record) {
-  return store_->set(record_key(claim.slot, claim.generation),
-                     encode_record(record, signing_, claim.slot, claim.generation));
+  const auto place = record_key(claim.slot, claim.generation);
+  return store_->set(place, encode_record(record, signing_, place));
 }
 
 Status Directory::give_up(const Claim& claim) {
@@ -311,10 +314,31 @@ Status Directory::absent_agent(const std::string& slot, const std::string& whom,
 // ---- Worlds
 
 Status Directory::Look::incomplete() const {
+  const auto ranks = [](const std::vector<std::string>& which) {
+    return formatted("rank{} {}", which.size() > 1 ? "s" : "", which.empty() ? "none" : listed(which));
+  };
   return {Code::deadline_exceeded,
-          formatted("{} of {} agents have joined; missing: rank{} {}. Are their processes running, with the same "
-                    "rendezvous and world size?",
-                    found.size(), found.size() + missing.size(), missing.size() > 1 ? "s" : "", listed(missing))};
+          formatted("{} of {} agents have joined; missing: {}{}. Are their processes running, with the same rendezvous "
+                    "and world size?",
+                    found.size(), found.size() + missing.size() + gave_up.size(), ranks(missing),
+                    gave_up.empty() ? "" : "; " + ranks(gave_up) + " came, and gave up before")};
+}
+
+/// Tells the others that this agent gives up, and finds out which of the ranks that are missing had done so.
+Status Directory::give_up_waiting(Look& look) {
+  const auto key = [this](std::string_view rank) { return formatted("{}/gave_up/{}", prefix_, rank); };
+  std::string self;
+  {
+    const std::lock_guard lock(mutex_);
+    self = std::to_string(self_.rank);
+  }
+  (void)store_->set(key(self), view_of("gave up"));
+  std::erase_if(look.missing, [&](const std::string& rank) {
+    if (!store_->get(key(rank), milliseconds(0)).ok()) return false;
+    look.gave_up.push_back(rank);
+    return true;
+  });
+  return look.incomplete();
 }
 
 Result<Directory::Look> Directory::look_for_world(int size, milliseconds timeout) {
@@ -342,9 +366,9 @@ Result<std::vector<std::uint64_t>> Directory::members_of_the_last_world() {
   }
   std::vector<std::uint64_t> members;
   if (number == 0) return members;
-  const auto bytes = store_->get(formatted("{}/roster/{}", prefix_, number), milliseconds(0));
+  const auto bytes = store_->get(roster_key(number), milliseconds(0));
   if (!bytes) return absent(bytes.status()) ? Result(std::move(members)) : bytes.status();
-  const auto roster = decode_roster(*bytes, signing_, number);
+  const auto roster = decode_roster(*bytes, signing_, roster_key(number));
   if (!roster) return roster.status();
   for (const auto& member : roster->members) members.push_back(member.incarnation);
   return members;
@@ -370,7 +394,8 @@ Result<std::vector<WorldMember>> Directory::begin_world(const Look& look) {
   auto roster = roster_of(look.found);
   const auto number = store_->add(prefix_ + "/rosters", 1);
   if (!number) return number.status();
-  const auto told = store_->set(formatted("{}/roster/{}", prefix_, *number), encode_roster(roster, signing_, *number));
+  const auto place = roster_key(*number);
+  const auto told = store_->set(place, encode_roster(roster, signing_, place));
   if (!told) return told;
   return adopt(std::move(roster));
 }
@@ -406,9 +431,11 @@ Result<std::vector<WorldMember>> Directory::wait_for_world(int size, millisecond
                                                            const Ended& ended) {
   std::uint64_t self = 0;
   std::int64_t next = 0;
+  std::int32_t rank = -1;
   Looking looking;
   {
     const std::lock_guard lock(mutex_);
+    rank = self_.rank;
     if (self_.rank < 0 || self_.rank >= size) {
       return Status(Code::invalid_argument, formatted("rank {} is not within a world of {}", self_.rank, size));
     }
@@ -420,6 +447,7 @@ Result<std::vector<WorldMember>> Directory::wait_for_world(int size, millisecond
     looking.pause = last ? milliseconds(0) : first_look;
     looking.at = deadline_after(looking.pause, clock_);
   }
+  (void)store_->erase(formatted("{}/gave_up/{}", prefix_, rank));  // of an earlier attempt
   const auto deadline = deadline_after(timeout, clock_);
   for (int slices = 1;; ++slices) {
     const bool over = until(deadline).count() == 0;
@@ -431,15 +459,15 @@ Result<std::vector<WorldMember>> Directory::wait_for_world(int size, millisecond
       if (!look) return look.status();
       if (const auto status = leave_out_the_ended(*look, ended); !status) return status;
       if (look->missing.empty()) return begin_world(*look);
-      if (over) return look->incomplete();
+      if (over) return give_up_waiting(*look);
       looking.looked = true;
       looking.pause = std::clamp(2 * looking.pause, first_pause, longest_pause);
       looking.at = deadline_after(looking.pause, clock_);
     }
     const auto slice = std::min({until(deadline), looking.looks ? until(looking.at) : world_slice, world_slice});
-    const auto bytes = store_->get(formatted("{}/roster/{}", prefix_, next), slice);
+    const auto bytes = store_->get(roster_key(next), slice);
     if (bytes) {
-      auto roster = decode_roster(*bytes, signing_, next);
+      auto roster = decode_roster(*bytes, signing_, roster_key(next));
       if (!roster) return roster.status();
       if (std::cmp_equal(roster->members.size(), size) && roster->has(self)) return adopt(std::move(*roster));
       ++next;  // it is of a world before this one

@@ -6,6 +6,7 @@
 ///     rec/<slot>/<generation>  the record of the agent that made that claim, or "void" for a claim that lost
 ///     arrived                  counter of the agents that have a rank
 ///     rosters, roster/<n>      counter of the rosters of complete worlds, and the rosters
+///     gave_up/<rank>           set by an agent whose wait for the world has timed out
 ///     barrier/<tag>/<n>/...    arrivals by incarnation, and rank 0's verdict
 ///
 /// An agent first reads the counter and finds all generations up to it free: no record, one that left, or one whose
@@ -102,6 +103,7 @@ class Directory {
 
   [[nodiscard]] std::string record_key(std::string_view slot, std::int64_t generation) const;
   [[nodiscard]] std::string counter_key(std::string_view slot) const;
+  [[nodiscard]] std::string roster_key(std::int64_t number) const;
   Result<Newest> newest(std::string_view slot, std::int64_t up_to, Milliseconds grace);
   Result<Claim> claim(const std::string& slot, const Record& record, const Alive& alive);
   Status confirm(const Claim& claim, std::uint64_t predecessor, const Alive& alive);
@@ -117,6 +119,7 @@ class Directory {
   struct Look {
     std::vector<Record> found;
     std::vector<std::string> missing;
+    std::vector<std::string> gave_up;  // ranks that came, and are not there any more
     [[nodiscard]] Status incomplete() const;
   };
   /// When an agent that waits for the world looks for all ranks.
@@ -130,6 +133,7 @@ class Directory {
   Result<std::int64_t> expected_roster(std::int64_t next);
   Result<Look> look_for_world(int size, Milliseconds timeout);
   Status leave_out_the_ended(Look& look, const Ended& ended);
+  Status give_up_waiting(Look& look);
   Result<std::vector<std::uint64_t>> members_of_the_last_world();
   Result<std::vector<WorldMember>> begin_world(const Look& look);
   Result<std::vector<WorldMember>> adopt(Roster roster);

@@ -21,11 +21,6 @@ bool printable(std::string_view text, std::size_t most) {
                                              [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
 }
 
-// The generation comes first: it has no slash, so different pairs give different texts.
-std::string context_of(std::string_view slot, std::int64_t generation) {
-  return formatted("record/{}/{}", generation, slot);
-}
-
 // Skips bytes behind the last field: a later release may add fields.
 Result<Record> decode_body(ByteView bytes) {
   if (!bytes.empty() && bytes.front() != std::byte{Record::tag}) {
@@ -77,16 +72,16 @@ Status check_name(std::string_view name) {
           formatted("an agent's name has 1 to {} bytes and no control characters", Record::most_name)};
 }
 
-Bytes sealed(ByteView body, const Key& key, std::string_view context) {
+Bytes sealed(ByteView body, const Key& key, std::string_view place) {
   Bytes bytes;
   Writer out(bytes);
   out.put(key.empty() ? Seal::open : Seal::signed_by_key);
-  if (!key.empty()) out.raw(sign(key, context, body));
+  if (!key.empty()) out.raw(sign(key, place, body));
   out.raw(body);
   return bytes;
 }
 
-Result<ByteView> unsealed(ByteView bytes, const Key& key, std::string_view context) {
+Result<ByteView> unsealed(ByteView bytes, const Key& key, std::string_view place) {
   Reader in(bytes);
   const auto seal = in.get<std::uint8_t>();
   const bool is_signed = seal == static_cast<std::uint8_t>(Seal::signed_by_key);
@@ -94,7 +89,7 @@ Result<ByteView> unsealed(ByteView bytes, const Key& key, std::string_view conte
     return Status(Code::protocol_error, "the record is malformed");
   }
   const auto signature = is_signed ? in.raw(sizeof(Digest)) : ByteView{};
-  if (!key.empty() && (!is_signed || !verify(key, context, in.rest(), signature))) {
+  if (!key.empty() && (!is_signed || !verify(key, place, in.rest(), signature))) {
     return Status(Code::unauthenticated, formatted("{}. {}",
                                                    is_signed ? "its record in the store is signed with another key"
                                                              : "its record in the store is not signed: it has no key",
@@ -103,12 +98,12 @@ Result<ByteView> unsealed(ByteView bytes, const Key& key, std::string_view conte
   return in.rest();
 }
 
-Bytes encode_record(const Record& record, const Key& key, std::string_view slot, std::int64_t generation) {
-  return sealed(encode(record), key, context_of(slot, generation));
+Bytes encode_record(const Record& record, const Key& key, std::string_view place) {
+  return sealed(encode(record), key, place);
 }
 
-Result<Record> decode_record(ByteView bytes, const Key& key, std::string_view slot, std::int64_t generation) {
-  const auto body = unsealed(bytes, key, context_of(slot, generation));
+Result<Record> decode_record(ByteView bytes, const Key& key, std::string_view place) {
+  const auto body = unsealed(bytes, key, place);
   if (!body) return body.status();
   return decode_body(*body);
 }

@@ -54,18 +54,19 @@ Record describe_this_process();
 /// abstract in the same network namespace. A path may still lie outside this mount namespace; then connecting fails.
 [[nodiscard]] bool may_share_unix(const Record& mine, const Record& theirs);
 
-/// Encodes a record for `slot` and `generation`; signs it unless `key` is empty.
-Bytes encode_record(const Record& record, const Key& key, std::string_view slot, std::int64_t generation);
+/// Encodes a record for the key `place` of the store, which names the job, the slot and the generation; signs it unless
+/// `key` is empty.
+Bytes encode_record(const Record& record, const Key& key, std::string_view place);
 /// Decodes a record. If `key` is not empty, checks the signature before it parses the record; otherwise ignores a
-/// signature. Unauthenticated: the signature is missing or wrong, or was made for another slot or generation;
-/// ProtocolError: malformed.
-Result<Record> decode_record(ByteView bytes, const Key& key, std::string_view slot, std::int64_t generation);
+/// signature. Unauthenticated: the signature is missing or wrong, or was made for another place; ProtocolError:
+/// malformed.
+Result<Record> decode_record(ByteView bytes, const Key& key, std::string_view place);
 
-/// Wraps what an agent writes into the store: in front of `body` is a seal, which is a signature over `context` and
+/// Wraps what an agent writes into the store: in front of `body` is a seal, which is a signature over `place` and
 /// `body` unless `key` is empty.
-Bytes sealed(ByteView body, const Key& key, std::string_view context);
+Bytes sealed(ByteView body, const Key& key, std::string_view place);
 /// Returns the body. Unauthenticated: `key` is not empty, and the signature is missing or wrong; ProtocolError.
-Result<ByteView> unsealed(ByteView bytes, const Key& key, std::string_view context);
+Result<ByteView> unsealed(ByteView bytes, const Key& key, std::string_view place);
 
 /// Checks an agent's name: 1 to most_name bytes without control characters. InvalidArgument otherwise.
 Status check_name(std::string_view name);

@@ -10,8 +10,6 @@ namespace tensorferry {
 
 namespace {
 
-std::string context_of(std::int64_t number) { return formatted("roster/{}", number); }
-
 // Returns whether the agent listens at loopback addresses alone.
 bool hidden(const Record& record) {
   const auto local = [](const std::string& address) {
@@ -65,12 +63,12 @@ Roster roster_of(const std::vector<Record>& records) {
   return roster;
 }
 
-Bytes encode_roster(const Roster& roster, const Key& key, std::int64_t number) {
-  return sealed(encode(roster), key, context_of(number));
+Bytes encode_roster(const Roster& roster, const Key& key, std::string_view place) {
+  return sealed(encode(roster), key, place);
 }
 
-Result<Roster> decode_roster(ByteView bytes, const Key& key, std::int64_t number) {
-  const auto body = unsealed(bytes, key, context_of(number));
+Result<Roster> decode_roster(ByteView bytes, const Key& key, std::string_view place) {
+  const auto body = unsealed(bytes, key, place);
   if (!body) return body.status();
   auto roster = decode<Roster>(*body);
   if (!roster) return Status(Code::protocol_error, "the list of the world's members in the store is malformed");

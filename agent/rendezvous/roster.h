@@ -39,10 +39,10 @@ struct Roster {
 /// Returns the roster of the agents with these records, in the order of their ranks.
 Roster roster_of(const std::vector<Record>& records);
 
-/// Encodes roster number `number` of a prefix; signs it unless `key` is empty.
-Bytes encode_roster(const Roster& roster, const Key& key, std::int64_t number);
+/// Encodes a roster for the key `place` of the store; signs it unless `key` is empty.
+Bytes encode_roster(const Roster& roster, const Key& key, std::string_view place);
 /// Decodes a roster; checks the signature before it parses unless `key` is empty. Errors: as decode_record().
-Result<Roster> decode_roster(ByteView bytes, const Key& key, std::int64_t number);
+Result<Roster> decode_roster(ByteView bytes, const Key& key, std::string_view place);
 
 /// Names an agent in an error text, by its name, rank, pid and host.
 template <class Agent>

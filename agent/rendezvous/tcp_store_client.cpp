@@ -64,16 +64,16 @@ class Client final : public Store {
     std::int64_t sum = 0;
   };
   Result<StoreReply> exchange(const store_protocol::StoreRequest& request, Deadline deadline);
-  Result<StoreReply> exchange_on(Port& port, ByteView request, Deadline deadline) const;
+  Result<StoreReply> exchange_on(StreamPort& port, ByteView request, Deadline deadline) const;
   struct Connection {
-    std::unique_ptr<Port> port;
+    std::unique_ptr<StreamPort> port;
     bool loopback = false;
   };
   Result<Connection> connect(Deadline deadline) const;
   Result<FileDescriptor> connect_to(const std::string& address, Deadline deadline) const;
-  Result<std::unique_ptr<Port>> secured(FileDescriptor socket, Deadline deadline) const;
-  std::unique_ptr<Port> take_idle();
-  void give_back(std::unique_ptr<Port> port);
+  Result<std::unique_ptr<StreamPort>> secured(FileDescriptor socket, Deadline deadline) const;
+  std::unique_ptr<StreamPort> take_idle();
+  void give_back(std::unique_ptr<StreamPort> port);
 
   [[nodiscard]] Status named(const Status& status) const {
     const auto address = join_host_port(host_, port_);
@@ -90,7 +90,7 @@ class Client final : public Store {
 
   struct Idle {
     std::mutex mutex;
-    std::vector<std::unique_ptr<Port>> ports;
+    std::vector<std::unique_ptr<StreamPort>> ports;
   };
   PerProcess<Idle> idle_;  // a forked child must not speak on its parent's connections
 };
@@ -164,7 +164,7 @@ Result<Client::StoreReply> Client::exchange(const store_protocol::StoreRequest& 
 
 // Sends one request and reads its reply. DeadlineExceeded: the network or the server was too slow. The server's own
 // DeadlineExceeded ("not set in that time") becomes NotFound; the connection can then carry the next request.
-Result<Client::StoreReply> Client::exchange_on(Port& port, ByteView request, Deadline deadline) const {
+Result<Client::StoreReply> Client::exchange_on(StreamPort& port, ByteView request, Deadline deadline) const {
   if (auto status = write_all(port, request, deadline, clock_); !status) return status;
   std::array<std::byte, store_protocol::header_bytes> header;
   if (auto status = read_exactly(port, header, deadline, clock_); !status) return status;
@@ -202,13 +202,13 @@ Result<Client::Connection> Client::connect(Deadline deadline) const {
 }
 
 /// Returns a port over the socket: with TLS, whose handshake is done, if this client uses TLS.
-Result<std::unique_ptr<Port>> Client::secured(FileDescriptor socket, Deadline deadline) const {
-  std::unique_ptr<Port> plain = std::make_unique<SocketPort>(std::move(socket), false);
+Result<std::unique_ptr<StreamPort>> Client::secured(FileDescriptor socket, Deadline deadline) const {
+  std::unique_ptr<StreamPort> plain = std::make_unique<SocketPort>(std::move(socket), false);
   if (!tls_) return plain;
   auto tls = TlsPort::make(tls_, Side::dialler, std::move(plain));
   if (!tls) return tls.status();
   if (auto status = secure(**tls, deadline, clock_); !status) return status;
-  return std::unique_ptr<Port>(std::move(*tls));
+  return std::unique_ptr<StreamPort>(std::move(*tls));
 }
 
 Result<FileDescriptor> Client::connect_to(const std::string& address, Deadline deadline) const {
@@ -228,7 +228,7 @@ Result<FileDescriptor> Client::connect_to(const std::string& address, Deadline d
   return socket;
 }
 
-std::unique_ptr<Port> Client::take_idle() {
+std::unique_ptr<StreamPort> Client::take_idle() {
   auto& [mutex, ports] = idle_.get();
   const std::lock_guard lock(mutex);
   while (!ports.empty()) {
@@ -239,7 +239,7 @@ std::unique_ptr<Port> Client::take_idle() {
   return nullptr;
 }
 
-void Client::give_back(std::unique_ptr<Port> port) {
+void Client::give_back(std::unique_ptr<StreamPort> port) {
   auto& [mutex, ports] = idle_.get();
   const std::lock_guard lock(mutex);
   if (ports.size() < most_idle) ports.push_back(std::move(port));

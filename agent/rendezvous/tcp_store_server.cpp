@@ -121,7 +121,7 @@ class Table {
 class StoreConnection {
  public:
   /// `secured`: whether `port` is a TlsPort, whose handshake comes next.
-  StoreConnection(asio::io_context& context, std::unique_ptr<Port> port, TlsPort* secured)
+  StoreConnection(asio::io_context& context, std::unique_ptr<StreamPort> port, TlsPort* secured)
       : tls(secured), peer(peer_address(port->descriptor())), io(context, Clock(), std::move(port)) {}
 
   void limit(milliseconds time) { io.set_deadline(Clock().now() + time); }
@@ -229,7 +229,7 @@ std::shared_ptr<StoreConnection> Server::connection_over(tcp::socket socket) {
   socket.set_option(tcp::no_delay(true), ignored);
   socket.set_option(asio::socket_base::keep_alive(true), ignored);  // ends connections whose host has gone
   socket.non_blocking(true, ignored);
-  std::unique_ptr<Port> port = std::make_unique<SocketPort>(FileDescriptor(socket.release()), false);
+  std::unique_ptr<StreamPort> port = std::make_unique<SocketPort>(FileDescriptor(socket.release()), false);
   if (!tls_) return std::make_shared<StoreConnection>(*io_, std::move(port), nullptr);
   auto secured = TlsPort::make(tls_, Side::acceptor, std::move(port));
   if (!secured) return nullptr;

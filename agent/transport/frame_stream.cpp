@@ -36,7 +36,7 @@ void FrameStream::complete_all(std::vector<Written>& written) {
   }
 }
 
-FrameStream::FrameStream(std::unique_ptr<Port> port, Use use)
+FrameStream::FrameStream(std::unique_ptr<StreamPort> port, Use use)
     : port_(std::move(port)), use_(use), in_(new std::byte[input_bytes]) {}
 
 FrameStream::FrameStream(FileDescriptor socket, bool local, Use use)

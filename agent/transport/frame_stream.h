@@ -65,7 +65,7 @@ class FrameStream final {
   };
   static void complete_all(std::vector<Written>& written);
 
-  FrameStream(std::unique_ptr<Port> port, Use use);
+  FrameStream(std::unique_ptr<StreamPort> port, Use use);
   /// Over a socket; see SocketPort.
   FrameStream(FileDescriptor socket, bool local, Use use);
   ~FrameStream();
@@ -120,8 +120,8 @@ class FrameStream final {
   /// Returns the status given to close(), or Ok before it.
   [[nodiscard]] Status status() const;
 
-  [[nodiscard]] Port& port() noexcept { return *port_; }
-  [[nodiscard]] const Port& port() const noexcept { return *port_; }
+  [[nodiscard]] StreamPort& port() noexcept { return *port_; }
+  [[nodiscard]] const StreamPort& port() const noexcept { return *port_; }
   [[nodiscard]] int fd() const noexcept { return port_->descriptor(); }
   /// Returns true for a unix socket: the peer is on this host, and the socket passes descriptors.
   [[nodiscard]] bool local() const noexcept { return port_->local(); }
@@ -155,7 +155,7 @@ class FrameStream final {
   void land(std::size_t bytes);
   void fail_reads();
 
-  const std::unique_ptr<Port> port_;
+  const std::unique_ptr<StreamPort> port_;
   const Use use_;
 
   mutable Mutex write_mutex_;

@@ -22,9 +22,9 @@ struct BytesMoved {
 /// are none to move now, EINTR, or why the connection has failed.
 ///
 /// Threads: one reads and one writes at a time; the others any. The descriptor is closed with the port.
-class Port {
+class StreamPort {
  public:
-  virtual ~Port() = default;
+  virtual ~StreamPort() = default;
 
   /// Reads into `into`, in order. 0: the peer has closed its end. Appends the file descriptors that came to
   /// `descriptors`, at most `most` in all; further ones are closed. Appends an empty one instead of those that the

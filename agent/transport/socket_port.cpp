@@ -6,8 +6,10 @@
 
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "agent/transport/tcp_liveness.h"
+#include "base/foreign_descriptor.h"
 
 namespace tensorferry {
 
@@ -16,27 +18,33 @@ std::ptrdiff_t SocketPort::read(std::span<iovec> into, Descriptors& descriptors,
   msghdr message{};
   message.msg_iov = into.data();
   message.msg_iovlen = into.size();
-  if (local_) {
+  if (local_ && foreign_descriptor::may_receive()) {
     message.msg_control = ancillary.data();
     message.msg_controllen = ancillary.size();
   }
   const auto got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (got <= 0) return got;
   std::size_t received = 0;
+  bool unwanted = false;
   for (auto* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
     for (std::size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
       FileDescriptor descriptor(fd);
+      if (!foreign_descriptor::closes_at_once(fd)) {
+        unwanted = true;
+        foreign_descriptor::close_apart(std::move(descriptor));
+        continue;
+      }
       if (descriptors.size() == most) continue;
       descriptors.push_back(std::move(descriptor));
       ++received;
     }
   }
   // At RLIMIT_NOFILE the system drops descriptors. One call receives those of one frame at most; the frame then comes
-  // without any, and the channel of its message copes.
-  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+  // without any, and the channel of its message copes. So does a frame with a file or a socket, which no peer sends.
+  if (unwanted || (message.msg_flags & MSG_CTRUNC) != 0) {
     descriptors.resize(descriptors.size() - received);
     if (descriptors.size() < most) descriptors.emplace_back();
   }

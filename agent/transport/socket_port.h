@@ -1,4 +1,4 @@
-/// A Port that is a socket.
+/// A StreamPort that is a socket.
 #pragma once
 
 #include <utility>
@@ -7,7 +7,7 @@
 
 namespace tensorferry {
 
-class SocketPort : public Port {
+class SocketPort : public StreamPort {
  public:
   /// `socket` is non-blocking. `local`: a unix socket, else TCP.
   SocketPort(FileDescriptor socket, bool local) : socket_(std::move(socket)), local_(local) {}

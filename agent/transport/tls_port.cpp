@@ -120,12 +120,12 @@ struct TlsPort::Bio {
 
 void TlsPort::SslFree::operator()(SSL* ssl) const noexcept { SSL_free(ssl); }
 
-TlsPort::TlsPort(std::shared_ptr<Tls> tls, Side side, std::unique_ptr<Port> under)
+TlsPort::TlsPort(std::shared_ptr<Tls> tls, Side side, std::unique_ptr<StreamPort> under)
     : tls_(std::move(tls)), side_(side), under_(std::move(under)) {}
 
 TlsPort::~TlsPort() = default;
 
-Result<std::unique_ptr<TlsPort>> TlsPort::make(std::shared_ptr<Tls> tls, Side side, std::unique_ptr<Port> under) {
+Result<std::unique_ptr<TlsPort>> TlsPort::make(std::shared_ptr<Tls> tls, Side side, std::unique_ptr<StreamPort> under) {
   const auto context = tls->context();
   const bool certificates = tls->form() == Tls::Form::certificates;
   std::unique_ptr<TlsPort> port(new TlsPort(std::move(tls), side, std::move(under)));

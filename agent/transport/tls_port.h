@@ -1,4 +1,4 @@
-/// A Port whose bytes travel as TLS 1.3 over the TCP socket of another one.
+/// A StreamPort whose bytes travel as TLS 1.3 over the TCP socket of another one.
 ///
 /// OpenSSL reads and writes buffers of this object alone, and the port moves these to and from the socket in few system
 /// calls. So a read never waits for room to write, nor a write for bytes to read.
@@ -6,7 +6,7 @@
 /// The descriptor counts as readable exactly if read() may get on, although decrypted bytes may wait here: as long as
 /// any do, one byte of what they came from stays in the socket.
 ///
-/// Threads: as Port's. One lock guards both directions, because OpenSSL's object has one state.
+/// Threads: as StreamPort's. One lock guards both directions, because OpenSSL's object has one state.
 #pragma once
 
 #include <memory>
@@ -19,10 +19,10 @@
 
 namespace tensorferry {
 
-class TlsPort final : public Port {
+class TlsPort final : public StreamPort {
  public:
   /// `under`: a connected TCP socket. `side`: of this end. The handshake comes next: see advance().
-  static Result<std::unique_ptr<TlsPort>> make(std::shared_ptr<Tls> tls, Side side, std::unique_ptr<Port> under);
+  static Result<std::unique_ptr<TlsPort>> make(std::shared_ptr<Tls> tls, Side side, std::unique_ptr<StreamPort> under);
   ~TlsPort() override;
 
   /// What advance() waits for, if anything.
@@ -64,7 +64,7 @@ class TlsPort final : public Port {
     std::size_t begin = 0, end = 0;
     std::size_t in_socket = 0;  // how many of the bytes up to `end` are still in the socket, too
   };
-  TlsPort(std::shared_ptr<Tls> tls, Side side, std::unique_ptr<Port> under);
+  TlsPort(std::shared_ptr<Tls> tls, Side side, std::unique_ptr<StreamPort> under);
 
   std::ptrdiff_t fetch();
   void release_fetched();
@@ -79,7 +79,7 @@ class TlsPort final : public Port {
 
   const std::shared_ptr<Tls> tls_;
   const Side side_;
-  const std::unique_ptr<Port> under_;
+  const std::unique_ptr<StreamPort> under_;
 
   mutable std::mutex mutex_;  // guards all that follows
   std::unique_ptr<SSL, SslFree> ssl_;

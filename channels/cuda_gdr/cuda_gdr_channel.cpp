@@ -619,7 +619,7 @@ std::variant<Bytes, Refusal> CudaGdrDriver::descriptor(Device device) {
   if (auto refusal = cuda_gdr::refusal_of_gpu(device.index)) return std::move(*refusal);
   const auto ports = state_->cards->usable_ports();
   if (const auto* refusal = std::get_if<Refusal>(&ports)) return *refusal;
-  return rdma::descriptor_of(std::get<std::vector<rdma::Port>>(ports));
+  return rdma::descriptor_of(std::get<std::vector<rdma::CardPort>>(ports));
 }
 
 std::optional<Refusal> CudaGdrDriver::reaches(ByteView mine, ByteView theirs) { return rdma::reaches(mine, theirs); }

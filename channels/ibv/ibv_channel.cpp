@@ -426,7 +426,7 @@ std::variant<Bytes, Refusal> IbvDriver::descriptor(Device device) {
   if (device.type != DeviceType::cpu) return Refusal{formatted("ibv carries CPU memory, not {}", text_of(device))};
   const auto ports = state_->cards->usable_ports();
   if (const auto* refusal = std::get_if<Refusal>(&ports)) return *refusal;
-  return rdma::descriptor_of(std::get<std::vector<rdma::Port>>(ports));
+  return rdma::descriptor_of(std::get<std::vector<rdma::CardPort>>(ports));
 }
 
 std::optional<Refusal> IbvDriver::reaches(ByteView mine, ByteView theirs) { return rdma::reaches(mine, theirs); }

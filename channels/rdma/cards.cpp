@@ -124,10 +124,10 @@ class Survey {
     verbs_.close_device(context);
   }
 
-  std::variant<std::vector<Port>, Refusal> result() {
+  std::variant<std::vector<CardPort>, Refusal> result() {
     if (!ports_.empty()) {
       std::stable_sort(ports_.begin(), ports_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-      std::vector<Port> ports;
+      std::vector<CardPort> ports;
       for (auto& [place, port] : ports_) ports.push_back(std::move(port));
       return ports;
     }
@@ -159,7 +159,7 @@ class Survey {
     for (int number = 1; number <= attributes.phys_port_cnt; ++number) {
       const auto place = place_of(chosen_, name, number);
       if (!place) continue;
-      Port port;
+      CardPort port;
       port.device = name;
       port.number = static_cast<std::uint8_t>(number);
       port.pci_path = pci_path;
@@ -173,7 +173,7 @@ class Survey {
   }
 
   /// Returns why the port is not usable; "" if it is.
-  std::string fill(Port& port, const std::string& folder, ibv_context* context) {
+  std::string fill(CardPort& port, const std::string& folder, ibv_context* context) {
     const auto named = formatted("{}:{}", port.device, port.number);
     ibv_port_attr attributes{};
     if (const int error = query_port(verbs_, context, port.number, attributes); error != 0) {
@@ -195,7 +195,7 @@ class Survey {
     return {};
   }
 
-  bool choose_gid(Port& port, const std::string& sysfs, int rows, bool ethernet, ibv_context* context) {
+  bool choose_gid(CardPort& port, const std::string& sysfs, int rows, bool ethernet, ibv_context* context) {
     const int first = std::max(options_.gid_index, 0);
     const int last = options_.gid_index >= 0 ? options_.gid_index : ethernet ? rows - 1 : 0;
     int best = -1;
@@ -227,7 +227,7 @@ class Survey {
   const Verbs& verbs_;
   const Options& options_;
   const std::vector<Selection>& chosen_;
-  std::vector<std::pair<std::size_t, Port>> ports_;  // with their places in the order of preference
+  std::vector<std::pair<std::size_t, CardPort>> ports_;  // with their places in the order of preference
   std::vector<std::string> seen_;
   std::vector<std::string> reasons_;
 };
@@ -267,7 +267,7 @@ std::string text_of(const Gid& gid) {
   return text;
 }
 
-std::variant<std::vector<Port>, Refusal> usable_ports(const Options& options) {
+std::variant<std::vector<CardPort>, Refusal> usable_ports(const Options& options) {
   const Verbs* const library = verbs();
   if (library == nullptr) return Refusal{why_missing()};
   int count = 0;
@@ -316,11 +316,11 @@ int distance(const std::string& one, const std::string& other) {
   return static_cast<int>(mine.size() - shared + theirs.size() - shared);
 }
 
-std::vector<Port> nearest(const std::vector<Port>& ports, const std::string& pci_path) {
+std::vector<CardPort> nearest(const std::vector<CardPort>& ports, const std::string& pci_path) {
   if (pci_path.empty()) return ports;
   int shortest = INT_MAX;
   for (const auto& port : ports) shortest = std::min(shortest, distance(pci_path, port.pci_path));
-  std::vector<Port> near;
+  std::vector<CardPort> near;
   for (const auto& port : ports) {
     if (distance(pci_path, port.pci_path) == shortest) near.push_back(port);
   }

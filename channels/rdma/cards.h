@@ -32,7 +32,7 @@ bool is_ipv4(const Gid& gid) noexcept;
 std::string text_of(const Gid& gid);
 
 /// One active port of a card, with the GID by which peers reach it.
-struct Port {
+struct CardPort {
   std::string device;       // the card's name: "mlx5_0"
   std::uint8_t number = 1;  // ports count from 1
   GidKind kind = GidKind::infiniband;
@@ -52,7 +52,7 @@ struct Port {
 ///
 /// Returns a Refusal if there is none. It says why: no library, no device, no rights to a device, each port's state, or
 /// that `options` leaves out every port. Opens and closes each device, which takes about 1 ms.
-std::variant<std::vector<Port>, Refusal> usable_ports(const Options& options);
+std::variant<std::vector<CardPort>, Refusal> usable_ports(const Options& options);
 
 /// Returns the folder in sysfs, without symbolic links, of the PCI device at `bus_id` ("0000:3b:00.0", in any case of
 /// letters, also with the domain as 8 digits, as CUDA prints it). "" if there is none.
@@ -70,6 +70,6 @@ int distance(const std::string& one, const std::string& other);
 
 /// Returns those of `ports` that are nearest to the device with the folder `pci_path`: all at the shortest distance, in
 /// their order. If `pci_path` is empty, all. A program with several GPUs at one distance spreads them over the result.
-std::vector<Port> nearest(const std::vector<Port>& ports, const std::string& pci_path);
+std::vector<CardPort> nearest(const std::vector<CardPort>& ports, const std::string& pci_path);
 
 }  // namespace tensorferry::rdma

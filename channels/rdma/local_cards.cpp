@@ -7,7 +7,7 @@
 
 namespace tensorferry::rdma {
 
-Result<std::shared_ptr<LocalCards>> LocalCards::open(const std::vector<Port>& ports, const Options& options,
+Result<std::shared_ptr<LocalCards>> LocalCards::open(const std::vector<CardPort>& ports, const Options& options,
                                                      std::size_t staging_bytes) {
   const auto* const library = verbs();
   if (library == nullptr) return Status(Code::channel_unavailable, why_missing());
@@ -45,7 +45,7 @@ std::vector<std::size_t> LocalCards::cards_of(const std::vector<std::size_t>& po
   return found;
 }
 
-PortAddress address_of(const Port& port) { return {static_cast<std::uint8_t>(port.kind), port.gid}; }
+PortAddress address_of(const CardPort& port) { return {static_cast<std::uint8_t>(port.kind), port.gid}; }
 
 bool can_reach(const PortAddress& one, const PortAddress& other) {
   if (one.kind != other.kind) return false;
@@ -56,7 +56,7 @@ bool can_reach(const PortAddress& one, const PortAddress& other) {
   return is_ipv4(one.gid) == is_ipv4(other.gid) && routable(one.gid) == routable(other.gid);
 }
 
-Bytes descriptor_of(const std::vector<Port>& ports) {
+Bytes descriptor_of(const std::vector<CardPort>& ports) {
   PortList list;
   for (const auto& port : ports) list.ports.push_back(address_of(port));
   return encode(list);

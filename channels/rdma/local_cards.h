@@ -23,12 +23,12 @@ namespace tensorferry::rdma {
 struct LocalCards final {
   /// A port with the card that it is on. The index of a port is its place in `ports`.
   struct PortOfCard {
-    Port port;
+    CardPort port;
     std::size_t card = 0;
   };
 
   /// Opens the cards of `ports`. ChannelUnavailable if one cannot be opened.
-  static Result<std::shared_ptr<LocalCards>> open(const std::vector<Port>& ports, const Options& options,
+  static Result<std::shared_ptr<LocalCards>> open(const std::vector<CardPort>& ports, const Options& options,
                                                   std::size_t staging_bytes);
   ~LocalCards();
 
@@ -52,14 +52,14 @@ struct LocalCards final {
 };
 
 /// Returns what a peer has to know of a port.
-PortAddress address_of(const Port& port);
+PortAddress address_of(const CardPort& port);
 /// Returns whether two ports can reach each other, as far as their addresses tell: InfiniBand ports of one subnet, or
 /// RoCE ports of the same version and address family that are both routable or both link-local. The probe tells the
 /// rest. Symmetric.
 bool can_reach(const PortAddress& one, const PortAddress& other);
 
 /// Returns the descriptor of an agent with these ports.
-Bytes descriptor_of(const std::vector<Port>& ports);
+Bytes descriptor_of(const std::vector<CardPort>& ports);
 /// Returns nullopt if a port of one descriptor can reach a port of the other, else the reason (Driver::reaches).
 std::optional<Refusal> reaches(ByteView mine, ByteView theirs);
 

@@ -47,12 +47,12 @@ ibv_send_wr request_of(ibv_wr_opcode opcode, ibv_sge& here, std::uint64_t there,
 
 }  // namespace
 
-QueuePair::QueuePair(std::shared_ptr<OpenCard> card, const Port& port, const Options& options, Failed failed)
+QueuePair::QueuePair(std::shared_ptr<OpenCard> card, const CardPort& port, const Options& options, Failed failed)
     : card_(std::move(card)), port_(port), options_(options), failed_(std::move(failed)) {}
 
 QueuePair::~QueuePair() { destroy(); }
 
-Result<std::shared_ptr<QueuePair>> QueuePair::make(std::shared_ptr<OpenCard> card, const Port& port,
+Result<std::shared_ptr<QueuePair>> QueuePair::make(std::shared_ptr<OpenCard> card, const CardPort& port,
                                                    const Options& options, Failed failed) {
   std::shared_ptr<QueuePair> made(new QueuePair(std::move(card), port, options, std::move(failed)));
   if (auto status = made->create(); !status.ok()) return status;

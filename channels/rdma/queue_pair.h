@@ -64,7 +64,7 @@ class QueuePair final {
   using Failed = UniqueFunction<void(const Status&)>;
 
   /// Makes a queue pair on `port` of `card`. ChannelUnavailable or ResourceExhausted if the card makes none.
-  static Result<std::shared_ptr<QueuePair>> make(std::shared_ptr<OpenCard> card, const Port& port,
+  static Result<std::shared_ptr<QueuePair>> make(std::shared_ptr<OpenCard> card, const CardPort& port,
                                                  const Options& options, Failed failed);
   ~QueuePair();
   QueuePair(const QueuePair&) = delete;
@@ -150,7 +150,7 @@ class QueuePair final {
     bool ok = false;
   };
 
-  QueuePair(std::shared_ptr<OpenCard> card, const Port& port, const Options& options, Failed failed);
+  QueuePair(std::shared_ptr<OpenCard> card, const CardPort& port, const Options& options, Failed failed);
 
   Status create();
   Status modify(ibv_qp_attr& attributes, int mask, const char* to);
@@ -166,7 +166,7 @@ class QueuePair final {
   [[nodiscard]] Status no_work_taken() const;
 
   const std::shared_ptr<OpenCard> card_;
-  const Port port_;
+  const CardPort port_;
   const Options options_;
   QueuePairAddress address_;
   std::uint32_t inline_bytes_ = 0;  // so many bytes fit into a work request

@@ -39,7 +39,7 @@ class SharedCards final {
   static std::shared_ptr<SharedCards> of(SharedState& agent);
 
   /// Returns the usable ports, at most `most_ports`, or why there are none. The first call looks for them.
-  std::variant<std::vector<Port>, Refusal> usable_ports();
+  std::variant<std::vector<CardPort>, Refusal> usable_ports();
   /// Returns the open cards. The first call opens them, which takes some milliseconds.
   Result<std::shared_ptr<LocalCards>> open();
 
@@ -63,7 +63,7 @@ class SharedCards final {
   const std::optional<Options> options_;
   const std::size_t staging_bytes_;
   Mutex mutex_;  // guards the next three
-  std::optional<std::variant<std::vector<Port>, Refusal>> ports_;
+  std::optional<std::variant<std::vector<CardPort>, Refusal>> ports_;
   Options prescribed_;
   Opened opened_;
   // Destroyed first. Their jobs use what is above, and one may be opening the cards.

@@ -14,7 +14,7 @@ std::variant<ControlId, Refusal> Handovers::hand(const std::shared_ptr<Region>& 
     if (known == regions_.end() && regions_.size() >= most_regions) {
       return Refusal{formatted("{} pieces of memory are shared with {} already", regions_.size(), wire_.peer())};
     }
-    auto descriptor = region->memory().share();
+    auto descriptor = region->share();
     if (!descriptor.ok()) return Refusal{std::string(descriptor.status().what())};
     if (known == regions_.end()) {
       region->tell_when_gone(weak_from_this());

@@ -4,9 +4,9 @@
 ///
 /// - by macros: the codes and their names (base/status.h), the classes of errors.h, and the conversions between them;
 /// - by scripts/errors.py, which `make format` runs: the classes of the Python module tensorferry.errors, and the list
-///   in docs/protocol.md. A test fails if they differ from the table.
+///   in docs/protocol.md; with the lines at the end of this file, a table in docs/troubleshooting.md. A test compares.
 ///
-/// If users need to know what to do about an error, docs/troubleshooting.md has a section on it.
+/// docs/troubleshooting.md also has a section on each error, with its texts and their causes.
 ///
 /// The columns:
 ///
@@ -46,3 +46,18 @@
   TENSORFERRY_PLAIN_ERRORS(ERROR)                    \
   ERROR(11, remote_error, RemoteError, RuntimeError, \
         "The called function raised an exception whose type the caller does not have.")
+
+// What to do about each error, for docs/troubleshooting.md:
+// DO(Cancelled) Nothing, if the program cancelled the call. Of a group: see which rank left it or aborted it.
+// DO(InvalidArgument) Correct the argument or the option that the text names.
+// DO(DeadlineExceeded) Read how far the call came. Give it more time, or find out what holds the peer up.
+// DO(NotFound) Check the name. Start the process that has it, or pass `wait_for_ready=True` if it starts later.
+// DO(PermissionDenied) Expose the function or the class at the peer.
+// DO(ResourceExhausted) Send less at once, or raise the limit that the text names.
+// DO(ChannelUnavailable) Remove `require=` or `share`, or the reason that the text gives for each channel.
+// DO(ConnectionLost) Look at the output and the exit status of the process that the text names.
+// DO(ProtocolError) Install the same release at both ends. If they are the same, report it.
+// DO(Unauthenticated) Give all processes of the job one key.
+// DO(RemoteError) Read the traceback of the peer, which is the cause of the exception.
+// DO(AgentClosed) Let `shutdown` be the last call. In a forked child, start an agent of its own.
+// DO(InternalError) Look at the errno or the driver's text. If there is none, report it.

@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <future>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -7,10 +8,12 @@
 #include <vector>
 
 #include "agent/rendezvous/tcp_store.h"
+#include "base/threads.h"
 #include "python/csrc/agent.h"
 #include "python/csrc/agent_options.h"
 #include "python/csrc/call.h"
 #include "python/csrc/errors.h"
+#include "python/csrc/metrics.h"
 #include "python/csrc/references.h"
 #include "rpc/member/rendezvous.h"
 #include "rpc/store_adapter.h"
@@ -27,35 +30,46 @@ auto unlocked(Operation operation) {
   return operation();
 }
 
+/// Runs a blocking operation, which owns all that it uses, without the GIL. If this thread handles signals, another one
+/// runs the operation, and Ctrl-C ends the wait: the operation then goes on by itself, and its result is dropped.
+template <class Operation>
+auto interruptible(std::string_view waited_for, Operation operation) {
+  if (!handles_signals()) return unlocked(operation);
+  std::promise<decltype(operation())> promise;
+  auto result = promise.get_future();
+  start_thread([operation = std::move(operation), promise = std::move(promise)]() mutable {
+    promise.set_value(operation());
+  }).detach();
+  while (unlocked([&] { return result.wait_for(Milliseconds(50)); }) != std::future_status::ready) {
+    if (PyErr_CheckSignals() == 0) continue;
+    describe_interruption(waited_for);
+    throw py::error_already_set();
+  }
+  return result.get();
+}
+
 // ---- rendezvous
 
-/// Reads a key of the store, in slices of 500 ms, so that Ctrl-C takes effect.
-py::object store_get(Store& store, const std::string& key, double timeout) {
-  const auto until = Clock().now() + milliseconds(timeout);
-  for (;;) {
-    const auto left = std::chrono::duration_cast<Milliseconds>(until - Clock().now());
-    auto got = unlocked([&] { return store.get(key, std::clamp(left, Milliseconds(0), Milliseconds(500))); });
-    if (got.ok()) return python_bytes(*got);
-    if (got.status().code() != Code::deadline_exceeded) raise(got.status());
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (Clock().now() >= until) return py::none();
-  }
+py::object store_get(const std::shared_ptr<Store>& store, const std::string& key, double timeout) {
+  const auto got = interruptible("the store", [store, key, timeout] { return store->get(key, milliseconds(timeout)); });
+  if (got.status().code() == Code::deadline_exceeded) return py::none();
+  return python_bytes(value_or_raise(got));
 }
 
 void bind_stores(py::module_& module) {
   py::class_<Store, std::shared_ptr<Store>>(module, "Store", "The store at which agents meet.")
       .def(
           "set",
-          [](Store& store, const std::string& key, const std::string& value) {
-            check(unlocked([&] { return store.set(key, view_of(value)); }));
+          [](const std::shared_ptr<Store>& store, const std::string& key, const std::string& value) {
+            check(interruptible("the store", [store, key, value] { return store->set(key, view_of(value)); }));
           },
           py::arg("key"), py::arg("value"))
       .def("get", &store_get, py::arg("key"), py::arg("timeout"),
            "Returns the value; None if it is not set within `timeout` seconds.")
       .def(
           "add",
-          [](Store& store, const std::string& key, std::int64_t amount) {
-            return value_or_raise(unlocked([&] { return store.add(key, amount); }));
+          [](const std::shared_ptr<Store>& store, const std::string& key, std::int64_t amount) {
+            return value_or_raise(interruptible("the store", [store, key, amount] { return store->add(key, amount); }));
           },
           py::arg("key"), py::arg("amount"));
 
@@ -75,9 +89,10 @@ void bind_stores(py::module_& module) {
       .def_property_readonly("port", &TcpStoreServer::port, "The port that the server listens on.");
   module.def(
       "connect_store",
-      [](const std::string& host, std::uint16_t port, std::string key, double timeout, const std::string& tls) {
-        return value_or_raise(
-            unlocked([&] { return connect_tcp_store(host, port, std::move(key), milliseconds(timeout), {}, tls); }));
+      [](const std::string& host, std::uint16_t port, const std::string& key, double timeout, const std::string& tls) {
+        return value_or_raise(interruptible("the store", [host, port, key, timeout, tls] {
+          return connect_tcp_store(host, port, key, milliseconds(timeout), {}, tls);
+        }));
       },
       py::arg("host"), py::arg("port"), py::arg("key"), py::arg("timeout"), py::arg("tls"));
 
@@ -125,8 +140,11 @@ py::dict explain(PythonAgent& agent, py::handle peer, std::pair<int, int> local,
   const auto name = agent.find(peer).name;
   RawCallOptions options;
   agent.place(options, name, device.is_none() ? nullptr : device.ptr());
-  const auto route =
-      value_or_raise(unlocked([&] { return agent.agent().explain(name, device_of(local), options.arguments, bytes); }));
+  const auto route = value_or_raise(
+      interruptible("a connection to \"" + name + "\"",
+                    [member = agent.member().shared_from_this(), name, local, placement = options.arguments, bytes] {
+                      return member->agent().explain(name, device_of(local), placement, bytes);
+                    }));
   py::list candidates;
   for (const auto& candidate : route.candidates) {
     candidates.append(py::make_tuple(candidate.channel, candidate.usable, candidate.reason));
@@ -207,6 +225,7 @@ Returns the agent of init_rpc; None if there is none.)");
              "Returns whether this thread, or asyncio task, serves a call of a peer.");
   module.def("leave_all", &PythonAgent::leave_all,
              "Leaves with every agent, at the end of the process. Our threads do not enter Python afterwards.");
+  bind_metrics(agent);
   bind_calls(module, agent);
 }
 

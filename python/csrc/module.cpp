@@ -7,6 +7,7 @@
 #include "python/csrc/inbox.h"
 #include "python/csrc/publish.h"
 #include "python/csrc/references.h"
+#include "python/csrc/regions.h"
 #include "python/csrc/registered.h"
 #include "python/csrc/served.h"
 #include "python/csrc/share.h"
@@ -21,6 +22,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_share(module);
   bind_registered(module);
   bind_agent(module);
+  bind_regions(module);
   bind_publish(module);
   bind_collectives(module);
   bind_data_parallel(module);

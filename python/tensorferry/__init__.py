@@ -4,6 +4,7 @@
 - :mod:`tensorferry.collectives` has groups that reduce and exchange tensors.
 - :class:`Agent` has the same functions as methods, for several agents in one process.
 - :func:`empty` and :func:`share` hand memory to a peer without a copy; :func:`register` prepares it for network cards.
+- :meth:`Agent.region` and :meth:`Agent.publish` let peers read and write memory without calls of the program.
 - :func:`on_default_stream` orders the work of calls on a GPU.
 - :mod:`tensorferry.errors` lists the errors.
 """
@@ -21,6 +22,8 @@ from .device_streams import on_default_stream  # noqa: E402
 from .errors import Error, RemoteError, RemoteTraceback  # noqa: E402
 from .futures import Future, as_completed, awaitable, wait_all  # noqa: E402
 from .peers import Peer  # noqa: E402
+from .published import Loader, Publication, Subscription, Version  # noqa: E402
+from .regions import Notification, OwnRegion, Region  # noqa: E402
 from .rendezvous import StoreServer, connect_store  # noqa: E402
 from .sharing import Registered, Shared, empty, register, share  # noqa: E402
 from .streams import Stream  # noqa: E402
@@ -31,13 +34,20 @@ __all__ = [
     "Error",
     "Explanation",
     "Future",
+    "Loader",
+    "Notification",
+    "OwnRegion",
     "Peer",
+    "Publication",
+    "Region",
     "Registered",
     "RemoteError",
     "RemoteTraceback",
     "Shared",
     "StoreServer",
     "Stream",
+    "Subscription",
+    "Version",
     "WorkerInfo",
     "__version__",
     "as_completed",

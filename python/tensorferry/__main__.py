@@ -1,4 +1,4 @@
-"""The command line: ``tensorferry key``, or ``python -m tensorferry key``."""
+"""The command line: ``tensorferry doctor``, or ``python -m tensorferry doctor``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import key, trace, tune
+from . import doctor, explaining, key, top, trace, tune
 
 COMMANDS = {
+    "doctor": (doctor.main, "say what this host can do and what not, why, what it costs, and what to do"),
+    "explain": (explaining.main, "say how tensors go between the agents of a running job, and why not faster"),
+    "top": (top.main, "show the agents of a running job, their links, rates and slow calls"),
     "key": (key.main, "make the cluster key of a job, once, in a file that you copy to each host"),
     "tune": (tune.main, "measure which algorithm of a collective operation is fastest here, and keep the result"),
     "trace": (trace.main, "work on traces of calls"),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import torch
 
 from . import _C, errors
+from .published import Publication, Subscription
+from .regions import OwnRegion, Region, find_region, make_region
 from .streams import Stream
 from .verbs import in_cpp
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
     from ._C import Future, Published, RRef
     from .agent import WorkerInfo
@@ -226,7 +228,21 @@ class Calls(_C.Agent):
         seconds = self._timeout if timeout == -1 else timeout
         return Stream(generator, getattr(func, "__qualname__", str(func)), seconds, window)
 
-    def publish(self, value: Any) -> Published:
+    @overload
+    def publish(self, value: Any, name: None = None) -> Published: ...
+    @overload
+    def publish(
+        self,
+        value: Mapping[str, torch.Tensor] | torch.nn.Module,
+        name: str,
+        *,
+        block: int = 65536,
+        checksums: bool = False,
+        kept: int = 3,
+    ) -> Publication: ...
+    def publish(
+        self, value: Any, name: str | None = None, *, block: int = 65536, checksums: bool = False, kept: int = 3
+    ) -> Published | Publication:
         """Encodes a value once, for any number of calls. Its tensors and other large parts lie in one read-only block
         of memory.
 
@@ -238,13 +254,24 @@ class Calls(_C.Agent):
         The block lives as long as the handle or any tensor that arrived out of the block, here or at a peer. The block
         is a memfd, so a killed process leaves nothing behind. Later changes of ``value`` do not change the block.
 
+        With ``name``, it begins a publication instead, whose first version is ``value``: see :class:`Publication`, and
+        docs/regions.md.
+
         Args:
             value: CPU tensors, and other values that the codec or pickle can encode. Not allowed: remote references,
                 and results of :func:`tensorferry.share` or of this function.
 
+            name: of a publication of this agent, for :meth:`subscribe`. ``value`` is then a module or a dict of CPU
+                tensors by name.
+            block: bytes that are compared and sent together when a version differs from the one before: a power of two
+                from 4096 to 65536.
+            checksums: compute a checksum of each version, which subscribers compare. It costs about as much as reading
+                the bytes once more, on either side.
+            kept: how many versions may be there at once, at least 2: one that is written, and those that are read.
+
         Raises:
             TypeError: the value cannot be encoded.
-            InvalidArgument: the value contains tensors on a GPU.
+            InvalidArgument: the value contains tensors on a GPU, or there is a publication of that name.
             ResourceExhausted: there is no memory left.
 
         Example::
@@ -253,7 +280,85 @@ class Calls(_C.Agent):
             futures = [rpc.rpc_async(actor, len, args=(weights,)) for actor in ("worker1", "server")]
             assert tensorferry.wait_all(futures) == [2, 2]
         """
+        if name is not None:
+            options = {"block": block, "checksums": checksums, "kept": kept}
+            return Publication(self, name, value, options)  # type: ignore[arg-type]
         return _C.publish(self, value)
+
+    def subscribe(self, name: str, from_: PeerLike, timeout: float = -1.0) -> Subscription:
+        """Subscribes to the publication ``name`` of a peer: see :class:`Subscription`.
+
+        Args:
+            name: the publication's name at its publisher.
+            from_: the publisher.
+            timeout: seconds; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound: the peer has no such publication, or there is no such peer. ConnectionLost, DeadlineExceeded.
+
+        Example::
+
+            publication = rpc.publish({"w": torch.zeros(2)}, name="policy")
+            policy = rpc.subscribe("policy", from_="worker0")
+            assert policy.wait(newer_than=0)["w"].shape == (2,)
+            publication.withdraw()
+        """
+        publisher = self._find(from_)[0]
+        return Subscription(self, name, publisher, timeout)  # type: ignore[arg-type]
+
+    def region(
+        self,
+        tensor: torch.Tensor,
+        name: str = "",
+        *,
+        read: bool = True,
+        write: bool = False,
+        peers: Sequence[str] = (),
+    ) -> OwnRegion:
+        """Makes a tensor's memory a region, which peers read and write without a call of this program.
+
+        The tensor stays where it is, and alive until the region is dropped. Peers of this host map memory of
+        :func:`tensorferry.empty`; of other memory the kernel copies reads, and this agent serves writes.
+
+        Args:
+            tensor: a dense CPU tensor.
+            name: peers may find the region by it (:meth:`find_region`). A later region of the name replaces it there.
+            read: peers may read it.
+            write: peers may write it.
+            peers: the names of the agents that may use it; empty: all agents of the job.
+
+        Returns:
+            A handle, which travels in calls.
+
+        Raises:
+            InvalidArgument: the tensor has gaps, or is on a device: these are not supported yet.
+
+        Example::
+
+            with rpc.region(tensorferry.empty(8), name="cells", write=True) as cells:
+                rpc.find_region("worker0", "cells")[2:4].write(torch.ones(2), notify=7)
+                assert cells.await_notification().number == 7
+                assert cells.tensor.sum() == 2
+        """
+        return make_region(self, tensor, name, read, write, peers)  # type: ignore[arg-type]
+
+    def find_region(self, owner: PeerLike, name: str, timeout: float = -1.0) -> Region:
+        """Returns a handle of the region that has the name ``name`` at ``owner`` now.
+
+        Args:
+            owner: the peer that made it.
+            name: the name that it gave.
+            timeout: seconds; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound: there is none. PermissionDenied: this agent may not use it. ConnectionLost, DeadlineExceeded.
+
+        Example::
+
+            with rpc.region(torch.arange(4), name="numbers"):
+                assert rpc.find_region("worker0", "numbers").read().tolist() == [0, 1, 2, 3]
+        """
+        return find_region(self, self._find(owner)[0], name, timeout)  # type: ignore[arg-type]
 
     def call_many(
         self,

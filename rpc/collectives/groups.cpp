@@ -6,6 +6,7 @@
 #include <set>
 #include <thread>
 
+#include "agent/flight_recorder.h"
 #include "base/environment.h"
 #include "base/host.h"
 #include "base/text.h"
@@ -183,7 +184,8 @@ void Groups::handle(Request request, Reply reply) {
   if (const auto* posted = std::get_if<Posted>(&*message)) {
     if (posted->from != *from) return reply.fail({Code::protocol_error, "a message of a group has a wrong rank"});
     auto& buffers = request.arguments.buffers;
-    group->mailbox().deliver(*posted, buffers.empty() ? Buffer{} : std::move(buffers[0]));
+    auto kept = group->mailbox().deliver(*posted, buffers.empty() ? Buffer{} : std::move(buffers[0]));
+    if (!kept.ok()) return reply.fail(std::move(kept));
   } else if (const auto* fetch = std::get_if<FetchData>(&*message)) {
     return group->mailbox().serve(*from, *fetch, std::move(reply));
   } else if (const auto* failed = std::get_if<GroupFailed>(&*message)) {
@@ -195,6 +197,8 @@ void Groups::handle(Request request, Reply reply) {
     }
   } else if (const auto* refused = std::get_if<RefuseData>(&*message)) {
     group->mailbox().refuse(*from, *refused);
+  } else if (const auto* taken = std::get_if<TakenData>(&*message)) {
+    group->mailbox().taken(*from, *taken);
   } else if (const auto* map = std::get_if<MapRegion>(&*message)) {
     if (request.arguments.buffers.size() != 1) return reply.fail({Code::protocol_error, "a region without its memory"});
     group->exchange().map_region(*from, map->region, std::move(request.arguments.buffers[0]));
@@ -217,22 +221,16 @@ void Groups::handle(const Request& request, const JoinGroup& join, Reply reply) 
     return reply.fail({Code::protocol_error, "a join of a group came to another agent than its rank 0"});
   }
   constexpr std::size_t most = 256;  // of one agent, which forms one group at a time on each of its threads
-  std::vector<Reply> ended;          // destroyed after the lock is released
-  std::size_t of_this_agent = 0;
+  reply.on_cancelled([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->drop_ended_joins();
+  });
+  std::vector<Reply> ended;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   if (left_) return reply.fail({Code::agent_closed, "the agent was shut down"});
-  for (auto group = joining_.begin(); group != joining_.end();) {
-    const auto& names = group->first.second;
-    for (auto join_of = group->second.begin(); join_of != group->second.end();) {
-      auto& waits = join_of->second.second;
-      if (waits.cancelled()) {  // its agent has given it up, or has gone
-        ended.push_back(std::move(waits));
-        join_of = group->second.erase(join_of);
-      } else {
-        of_this_agent += names[join_of++->first] == request.peer.name ? 1U : 0U;
-      }
-    }
-    group = group->second.empty() ? joining_.erase(group) : std::next(group);
+  take_ended_joins(ended);
+  std::size_t of_this_agent = 0;
+  for (const auto& [group, joins] : joining_) {
+    for (const auto& [rank, waits] : joins) of_this_agent += group.second[rank] == request.peer.name ? 1U : 0U;
   }
   if (of_this_agent >= most) {
     return reply.fail(
@@ -243,7 +241,28 @@ void Groups::handle(const Request& request, const JoinGroup& join, Reply reply) 
   // A member that joins again has given its earlier attempt up.
   waiting.erase(join.rank);
   waiting.emplace(join.rank, std::pair(join.member, std::move(reply)));
+  take_ended_joins(ended);  // this one too, if it ended before it was there
   changed_.notify_all();
+}
+
+/// Takes the joins that their agents have given up, or whose agents have gone. Under mutex_.
+void Groups::take_ended_joins(std::vector<Reply>& ended) {
+  for (auto group = joining_.begin(); group != joining_.end();) {
+    for (auto join_of = group->second.begin(); join_of != group->second.end();) {
+      auto& waits = join_of->second.second;
+      const bool has_ended = waits.cancelled();
+      if (has_ended) ended.push_back(std::move(waits));
+      join_of = has_ended ? group->second.erase(join_of) : std::next(join_of);
+    }
+    group = group->second.empty() ? joining_.erase(group) : std::next(group);
+  }
+}
+
+/// A join holds a reply, and so the connections of its link.
+void Groups::drop_ended_joins() {
+  std::vector<Reply> ended;  // destroyed after the lock is released
+  const std::lock_guard lock(mutex_);
+  take_ended_joins(ended);
 }
 
 // ---- formation
@@ -277,7 +296,7 @@ Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, G
     if (formed.members.size() != names.size()) return Status(Code::protocol_error, "rank 0 formed another group");
   }
   auto group = std::make_shared<RawGroup>(agent_, Membership{formed.group, rank, formed.members}, kept);
-  group->watch_processes();
+  group->watch_processes(processes_);
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(groups_, [](const auto& each) { return each.second.expired(); });
@@ -290,6 +309,7 @@ Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, G
   }
   if (status.ok()) status = form_levels(*group, formed, settings, until);
   if (!status.ok()) return status;
+  agent_->note(FlightSubject::group, kept.label, formatted("formed by {} ranks; this one is {}", names.size(), rank));
   return group;
 }
 
@@ -530,6 +550,9 @@ Result<Decision> Groups::decide(Forming& forming, const ReadyForGroup& own, cons
                     {}};
   auto ready = std::move(forming.ready);
   lock.unlock();
+  // All have mapped the board.
+  if (const auto board = Regions::of_this_process().find(forming.board.data, forming.board.bytes))
+    board->region->close_descriptor();
   if (decision.no_board.empty() && decision.no_memory.empty()) decision.crossings = tuned_for(host_tuning_key(ranks));
   for (auto& [rank, reply] : ready) reply.send(message_of(decision));
   return decision;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "rpc/collectives/host_processes.h"
 #include "rpc/collectives/raw_group.h"
 
 namespace tensorferry::collectives {
@@ -74,6 +75,8 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   explicit Groups(std::shared_ptr<RawAgent> agent);
   void handle(Request request, Reply reply);
   void handle(const Request& request, const JoinGroup& join, Reply reply);
+  void take_ended_joins(std::vector<Reply>& ended);
+  void drop_ended_joins();
   [[nodiscard]] std::shared_ptr<RawGroup> find(std::uint64_t id) const;
   [[nodiscard]] MemberRecord own_record(const GroupSettings& settings) const;
   Status form_levels(RawGroup& group, const Formed& formed, const GroupSettings& settings, Clock::time_point until);
@@ -96,6 +99,7 @@ class Groups final : public std::enable_shared_from_this<Groups> {
 
   const std::shared_ptr<RawAgent> agent_;
   const std::shared_ptr<const void> use_ = std::make_shared<char>();
+  HostProcesses processes_;
   const std::unique_ptr<std::uint64_t> probe_word_;  // its address and value prove whose memory is read
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -55,7 +55,11 @@ void Delivery::complete(Status status, Letter letter) {
 }
 
 Mailbox::Mailbox(RawAgent& agent, std::uint64_t group, std::size_t rank, std::vector<std::string> names)
-    : agent_(agent), group_(group), rank_(rank), names_(std::move(names)) {}
+    : agent_(agent),
+      group_(group),
+      rank_(rank),
+      names_(std::move(names)),
+      unreceived_(std::make_shared<std::vector<std::atomic<std::size_t>>>(names_.size())) {}
 
 std::string Mailbox::named(std::size_t rank) const {
   return formatted("rank {} (\"{}\")", shown_.empty() ? rank : shown_[rank], names_[rank]);
@@ -78,13 +82,18 @@ Status Mailbox::withdrawn(const Status& why) const {
   return {Code::cancelled, named(rank_) + " has withdrawn the data" + (why.ok() ? "" : ": " + std::string(why.what()))};
 }
 
+void Mailbox::Over::complete(const Status& why) const {
+  for (const auto& delivery : failed) delivery->complete(why);
+  for (const auto& delivery : given) delivery->complete({});
+}
+
 template <class Wanted>
-void Mailbox::take_unread(const Wanted& wanted, std::vector<std::shared_ptr<Delivery>>& out) {
+void Mailbox::take_unread(const Wanted& wanted, Over& out) {
   std::erase_if(offers_, [&](auto& each) {
     auto& [address, offer] = each;
-    const bool unread = !offer.reading && wanted(address);
-    if (unread && offer.delivery) out.push_back(std::move(offer.delivery));  // unless it was withdrawn
-    return unread;
+    if ((offer.reading && !offer.read) || !wanted(address)) return false;
+    if (offer.delivery) (offer.read ? out.given : out.failed).push_back(std::move(offer.delivery));
+    return true;  // without a delivery: it was withdrawn
   });
 }
 
@@ -162,6 +171,7 @@ void Mailbox::serve(std::size_t to, const FetchData& fetch, Reply reply) {
       offers_.erase(it);
     } else if (it != offers_.end() && !it->second.reading) {
       it->second.reading = true;
+      if (!fetch.by_tag) it->second.taken = true;  // no rank leaves before all have the data of a step
       delivery = it->second.delivery;
       data = it->second.data;
     }
@@ -169,15 +179,41 @@ void Mailbox::serve(std::size_t to, const FetchData& fetch, Reply reply) {
   if (!delivery) return reply.fail(withdrawn(why));
   // The agent drops the owner when nothing reads the bytes any more.
   const std::shared_ptr<void> reading(nullptr, [delivery, address, weak = weak_from_this()](void*) {
-    if (const auto self = weak.lock()) {
-      const std::lock_guard lock(self->mutex_);
-      self->offers_.erase(address);
-    }
-    delivery->complete({});
+    const auto self = weak.lock();
+    if (!self) return delivery->complete({});
+    self->note(address, &Offer::read);
   });
   Message message;
   message.buffers.push_back({{}, const_cast<std::byte*>(data.data()), data.size(), nullptr, reading});
   reply.send(std::move(message));
+}
+
+void Mailbox::note(const Address& address, bool Offer::*what) {
+  std::shared_ptr<Delivery> over;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = offers_.find(address);
+    if (it == offers_.end() || !it->second.reading) return;
+    it->second.*what = true;
+    if (!it->second.read || !it->second.taken) return;
+    over = std::move(it->second.delivery);
+    offers_.erase(it);
+  }
+  over->complete({});
+}
+
+void Mailbox::taken(std::size_t to, const TakenData& taken) {
+  note({to, {true, taken.number}, taken.sequence}, &Offer::taken);
+}
+
+// Also after a failed fetch: the sender need not wait any longer.
+void Mailbox::tell_taken(std::size_t from, const LetterKey& key, std::uint64_t sequence) {
+  if (!key.by_tag) return;
+  Message message;
+  message.payload = encode(GroupMessage(TakenData{group_, key.number, sequence}));
+  RawCallOptions options;
+  options.idempotent = true;  // a lost connection must not make the sender wait
+  agent_.call(names_[from], group_function, std::move(message), std::move(options));
 }
 
 std::shared_ptr<Delivery> Mailbox::receive(std::size_t from, LetterKey key, std::byte* destination, std::uint64_t most,
@@ -216,18 +252,28 @@ std::shared_ptr<Delivery> Mailbox::receive_exactly(std::size_t from, std::uint64
   return receiver.delivery;
 }
 
-void Mailbox::deliver(const Posted& posted, Buffer data) {
+Status Mailbox::deliver(const Posted& posted, Buffer data) {
+  const auto bytes = std::max(data.bytes, least_counted);
+  auto& all = (*unreceived_)[posted.from];
+  if (all.fetch_add(bytes) >= most_unreceived) {
+    all -= bytes;
+    return {Code::resource_exhausted, formatted("{} keeps {} MiB of messages of {} that it has not received",
+                                                named(rank_), most_unreceived >> 20, named(posted.from))};
+  }
+  std::shared_ptr<void> counted(nullptr,
+                                [of = unreceived_, from = posted.from, bytes](void*) { (*of)[from] -= bytes; });
   {
     const std::lock_guard lock(mutex_);
     if (posted.by_tag ? !failed_.ok() && !keeps_arrived_
                       : !ended(posted.from, {false, posted.number}).ok() || posted.number <= forgotten_) {
-      return;
+      return {};
     }
     auto& line = lines_[{posted.from, {posted.by_tag, posted.number}}];
     const Letter letter{posted.from, posted.fingerprint, posted.bytes, true};
-    line.arrived.emplace(posted.sequence, Arrived{letter, std::move(data)});
+    line.arrived.emplace(posted.sequence, Arrived{letter, std::move(data), std::move(counted)});
   }
   run_matches();
+  return {};
 }
 
 std::optional<std::pair<Mailbox::Receiver, Mailbox::Arrived>> Mailbox::match() {
@@ -308,13 +354,13 @@ void Mailbox::tell_refused(const Receiver& receiver, const Letter& letter, const
 }
 
 void Mailbox::refuse(std::size_t to, const RefuseData& refused) {
-  std::vector<std::shared_ptr<Delivery>> over;
+  Over over;
   {
     const std::lock_guard lock(mutex_);
     const Address address{to, {true, refused.number}, refused.sequence};
     take_unread([&](const Address& each) { return each == address; }, over);
   }
-  for (const auto& delivery : over) delivery->complete({Code::invalid_argument, refused.text});
+  over.complete({Code::invalid_argument, refused.text});
 }
 
 void Mailbox::fetch(const Receiver& receiver, const Letter& letter) {
@@ -334,7 +380,7 @@ void Mailbox::fetch(const Receiver& receiver, const Letter& letter) {
   }
   if (failed) call.cancel();  // fail() or leave() has not seen the call
   call.on_done([self = shared_from_this(), delivery = receiver.delivery, destination = receiver.destination,
-                letter](Result<Received> reply) {
+                key = receiver.key, sequence = receiver.sequence, letter](Result<Received> reply) {
     auto status = self->error_of_rank(reply.status(), letter.from);
     if (status.ok() && (reply->buffers.size() != 1 || reply->buffers[0].bytes != letter.bytes)) {
       status = Status(Code::protocol_error, "the data of a message of a group has other bytes");
@@ -342,6 +388,7 @@ void Mailbox::fetch(const Receiver& receiver, const Letter& letter) {
     if (status.ok() && reply->buffers[0].data != destination) {
       std::memcpy(destination, reply->buffers[0].data, letter.bytes);
     }
+    self->tell_taken(letter.from, key, sequence);
     {
       const std::lock_guard lock(self->mutex_);
       self->fetching_.erase(delivery.get());
@@ -387,8 +434,16 @@ void Mailbox::withdraw(const std::shared_ptr<Delivery>& delivery, const Status& 
     }
     const auto offered = std::find_if(offers_.begin(), offers_.end(),
                                       [&](const auto& each) { return each.second.delivery == delivery; });
-    if (offered != offers_.end() && offered->second.reading) touched = true;
-    if (offered != offers_.end() && !offered->second.reading) offered->second = {{}, nullptr, false, why};
+    if (offered != offers_.end()) {
+      auto& offer = offered->second;
+      if (offer.read) {
+        offers_.erase(offered);
+      } else if (offer.reading) {
+        offer.taken = touched = true;
+      } else {
+        offer = {.data = {}, .delivery = nullptr, .withdrawn = why};
+      }
+    }
     touched = touched || under_way_.contains(delivery.get());
     if (const auto it = fetching_.find(delivery.get()); it != fetching_.end()) call = it->second.call;
   }
@@ -399,13 +454,13 @@ void Mailbox::withdraw(const std::shared_ptr<Delivery>& delivery, const Status& 
 }
 
 void Mailbox::let_go(std::size_t rank) {
-  std::vector<std::shared_ptr<Delivery>> sent;
+  Over sent;
   {
     const std::lock_guard lock(mutex_);
     gone_.insert(rank);
     take_unread([rank](const Address& address) { return address.to == rank && !address.key.by_tag; }, sent);
   }
-  for (const auto& delivery : sent) delivery->complete({});
+  sent.complete({});
 }
 
 bool Mailbox::has_left(std::size_t rank) const {
@@ -413,18 +468,18 @@ bool Mailbox::has_left(std::size_t rank) const {
   return gone_.contains(rank);
 }
 
-void Mailbox::take_ended(std::vector<std::shared_ptr<Delivery>>& out) {
+void Mailbox::take_ended(Over& out) {
   std::erase_if(receivers_, [&](Receiver& receiver) {
     if (ended(receiver.from, receiver.key).ok()) return false;
     // Later receives take what these would have taken.
     if (receiver.from != any_rank) --lines_[{receiver.from, receiver.key}].next_claimed;
-    out.push_back(std::move(receiver.delivery));
+    out.failed.push_back(std::move(receiver.delivery));
     return true;
   });
 }
 
 void Mailbox::leave(std::size_t rank, const Status& why) {
-  std::vector<std::shared_ptr<Delivery>> over;
+  Over over;
   std::vector<Call> calls;
   std::map<Address, Reply> asked;
   {
@@ -442,11 +497,11 @@ void Mailbox::leave(std::size_t rank, const Status& why) {
   }
   for (auto& call : calls) call.cancel();
   for (auto& [address, reply] : asked) reply.fail(withdrawn(why));
-  for (const auto& delivery : over) delivery->complete(why);
+  over.complete(why);
 }
 
 void Mailbox::fail(const Status& why, bool keep_arrived) {
-  std::vector<std::shared_ptr<Delivery>> over;
+  Over over;
   std::vector<Call> calls;
   std::map<Address, Reply> asked;
   {
@@ -463,7 +518,7 @@ void Mailbox::fail(const Status& why, bool keep_arrived) {
   }
   for (auto& call : calls) call.cancel();
   for (auto& [address, reply] : asked) reply.fail(withdrawn(why));
-  for (const auto& delivery : over) delivery->complete(why);
+  over.complete(why);
 }
 
 }  // namespace tensorferry::collectives

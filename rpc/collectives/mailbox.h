@@ -3,6 +3,7 @@
 /// knows that large data comes, so it makes that call at once, and the sender answers it when it posts.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -74,6 +75,9 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   /// The receiver fetches larger data.
   static constexpr std::size_t most_eager = std::size_t{64} << 10;
   static constexpr std::size_t any_rank = ~std::size_t{0};
+  /// The bytes of messages of one rank that have arrived and were not received. A message counts least_counted at
+  /// least.
+  static constexpr std::size_t most_unreceived = std::size_t{1} << 30, least_counted = 512;
 
   Mailbox(RawAgent& agent, std::uint64_t group, std::size_t rank, std::vector<std::string> names);
 
@@ -83,7 +87,7 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   [[nodiscard]] std::string named(std::size_t rank) const;
 
   /// Sends bytes. The delivery completes when the receiver has the message, or, if it fetches the data, when the data
-  /// is not read any more. Until then the bytes must not change.
+  /// is not read any more and, for a send, the receiver's fetch has ended. Until then the bytes must not change.
   std::shared_ptr<Delivery> post(std::size_t to, LetterKey key, std::span<const std::byte> data,
                                  const Fingerprint& fingerprint, UniqueFunction<void(Status)> told = {});
   /// Takes the next message of `key` from `from` into `destination`; with any_rank, the send that comes first from any
@@ -112,12 +116,14 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   /// with its bytes, because its sender has been told that it was sent.
   void fail(const Status& why, bool keep_arrived);
 
-  /// Handles a Posted.
-  void deliver(const Posted& posted, Buffer data);
+  /// Handles a Posted. ResourceExhausted, for its sender: most_unreceived bytes of that rank are here.
+  Status deliver(const Posted& posted, Buffer data);
   /// Handles a FetchData from rank `to`.
   void serve(std::size_t to, const FetchData& fetch, Reply reply);
   /// Handles a RefuseData from rank `to`.
   void refuse(std::size_t to, const RefuseData& refused);
+  /// Handles a TakenData from rank `to`.
+  void taken(std::size_t to, const TakenData& taken);
 
  private:
   struct Address {  // of a message that this rank sends
@@ -129,6 +135,7 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   struct Arrived {
     Letter letter;
     Buffer data;
+    std::shared_ptr<void> counted;  // while it lives, the message counts in unreceived_
   };
   struct Receiver {
     std::size_t from = 0;
@@ -146,8 +153,16 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   struct Offer {
     std::span<const std::byte> data;
     std::shared_ptr<Delivery> delivery;
-    bool reading = false;
-    Status withdrawn{};  // why, unless Ok: the receiver learns it when it fetches the data
+    bool reading = false;  // the receiver has asked for it
+    bool read = false;     // this side does not read it any more
+    bool taken = false;    // the receiver's fetch has ended, or nothing waits for that
+    Status withdrawn{};    // why, unless Ok: the receiver learns it when it fetches the data
+  };
+  /// Deliveries to complete when mutex_ is released.
+  struct Over {
+    std::vector<std::shared_ptr<Delivery>> failed;  // with the reason
+    std::vector<std::shared_ptr<Delivery>> given;   // with Ok: the receiver was given the data, and says no more
+    void complete(const Status& why) const;
   };
   /// Returns the error of a call to a rank. NotFound has the same cause as ConnectionLost here, because the rank was
   /// there when the group was formed: its agent has left, or it has left the group.
@@ -160,10 +175,13 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   [[nodiscard]] Status refusal(const Receiver& receiver, const Letter& letter) const;
   void tell_refused(const Receiver& receiver, const Letter& letter, const Status& why);
   /// Ends the receivers for which ended() is an error, and puts their deliveries into `out`. Under mutex_.
-  void take_ended(std::vector<std::shared_ptr<Delivery>>& out);
+  void take_ended(Over& out);
   /// Takes the data that no receiver reads, if `wanted` its address, and puts its deliveries into `out`. Under mutex_.
   template <class Wanted>
-  void take_unread(const Wanted& wanted, std::vector<std::shared_ptr<Delivery>>& out);
+  void take_unread(const Wanted& wanted, Over& out);
+  /// Notes that a send is `read`, or `taken`; completes it if it is both.
+  void note(const Address& address, bool Offer::*what);
+  void tell_taken(std::size_t from, const LetterKey& key, std::uint64_t sequence);
   std::optional<std::pair<Receiver, Arrived>> match();
   void run_matches();
   void take(const Receiver& receiver, Arrived arrived);
@@ -175,7 +193,8 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   const std::vector<std::string> names_;
   std::vector<std::size_t> shown_;
   mutable std::mutex mutex_;
-  std::set<std::size_t> gone_;  // ranks that have left
+  std::set<std::size_t> gone_;                                               // ranks that have left
+  const std::shared_ptr<std::vector<std::atomic<std::size_t>>> unreceived_;  // bytes, by rank
   std::map<std::pair<std::size_t, LetterKey>, Line> lines_, sent_;
   std::list<Receiver> receivers_;
   std::map<Address, Offer> offers_;                                 // data that the receivers fetch

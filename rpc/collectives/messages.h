@@ -168,8 +168,17 @@ struct RefuseData {
                                      at_most(&RefuseData::text, 8192)};
 };
 
+/// To the sender of a send's data, which this rank has fetched: the fetch has ended.
+struct TakenData {
+  static constexpr std::uint8_t tag = 13;
+  std::uint64_t group = 0;
+  std::uint64_t number = 0;  // the tag of the send
+  std::uint64_t sequence = 0;
+  static constexpr std::tuple fields{&TakenData::group, &TakenData::number, varint(&TakenData::sequence)};
+};
+
 using GroupMessage = std::variant<JoinGroup, GetBoard, Greet, ReadyForGroup, Posted, FetchData, GroupFailed, MapRegion,
-                                  UnmapRegion, RunOperations, GetProgress, RefuseData>;
+                                  UnmapRegion, RunOperations, GetProgress, RefuseData, TakenData>;
 
 /// What a rank tells all others at the beginning of a step without a board: its call, and its bytes if they are few.
 struct Told {

@@ -18,13 +18,13 @@ RankWatch::RankWatch(std::shared_ptr<RawAgent> agent, std::shared_ptr<const Memb
       dead_(group_->size()) {}
 
 std::shared_ptr<RankWatch> RankWatch::start(std::shared_ptr<RawAgent> agent, std::shared_ptr<const Membership> group,
-                                            Died died) {
+                                            HostProcesses& processes, Died died) {
   std::shared_ptr<RankWatch> out(new RankWatch(std::move(agent), std::move(group), std::move(died)));
-  out->find_processes();
+  out->find_processes(processes);
   return out;
 }
 
-void RankWatch::find_processes() {
+void RankWatch::find_processes(HostProcesses& processes) {
   const auto& own = group_->members[group_->rank].host;
   for (std::size_t other = 0; other < group_->size(); ++other) {
     const auto& host = group_->members[other].host;
@@ -32,8 +32,8 @@ void RankWatch::find_processes() {
         host.pid_namespace != own.pid_namespace) {
       continue;
     }
-    if (auto found = cma::Process::find(host.process); found.ok()) {
-      processes_[other].emplace(std::move(*found));
+    if (auto found = processes.find(host.process); found.ok()) {
+      processes_[other] = *std::move(found);
     } else {
       tell(other, "its process has ended");
     }
@@ -60,9 +60,7 @@ std::string RankWatch::why_dead(std::size_t rank) const {
   return dead_[rank];
 }
 
-const cma::Process* RankWatch::process(std::size_t rank) const noexcept {
-  return processes_[rank] ? &*processes_[rank] : nullptr;
-}
+const cma::Process* RankWatch::process(std::size_t rank) const noexcept { return processes_[rank].get(); }
 
 bool RankWatch::has_ended(std::size_t rank) const noexcept { return processes_[rank] && !processes_[rank]->alive(); }
 

@@ -7,13 +7,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "agent/agent.h"
 #include "channels/cma/process.h"
+#include "rpc/collectives/host_processes.h"
 #include "rpc/collectives/membership.h"
 
 namespace tensorferry::collectives {
@@ -25,9 +25,9 @@ class RankWatch final : public std::enable_shared_from_this<RankWatch> {
   /// Runs on the thread that notices a death; perhaps several times for one rank.
   using Died = std::function<void(std::size_t rank, std::string_view why)>;
 
-  /// Finds the processes of this host. May tell of deaths.
+  /// Finds the processes of this host among `processes`. May tell of deaths.
   static std::shared_ptr<RankWatch> start(std::shared_ptr<RawAgent> agent, std::shared_ptr<const Membership> group,
-                                          Died died);
+                                          HostProcesses& processes, Died died);
 
   /// Does not tell of the end of `rank` any more: it has left the group.
   void leave_out(std::size_t rank);
@@ -42,7 +42,7 @@ class RankWatch final : public std::enable_shared_from_this<RankWatch> {
 
  private:
   RankWatch(std::shared_ptr<RawAgent> agent, std::shared_ptr<const Membership> group, Died died);
-  void find_processes();
+  void find_processes(HostProcesses& processes);
   void ask(std::size_t rank);
   void tell(std::size_t rank, std::string_view why);
   [[nodiscard]] bool is_left_out(std::size_t rank) const;
@@ -50,10 +50,10 @@ class RankWatch final : public std::enable_shared_from_this<RankWatch> {
   const std::shared_ptr<RawAgent> agent_;
   const std::shared_ptr<const Membership> group_;
   const Died died_;
-  std::vector<std::optional<cma::Process>> processes_;  // by rank
-  std::atomic<std::int64_t> looked_at_{0};              // the last look, on the agent's clock
-  mutable std::mutex mutex_;                            // guards the next three, which are by rank
-  std::vector<bool> asked_;                             // a call is to find out whether it is alive
+  std::vector<std::shared_ptr<const cma::Process>> processes_;  // by rank
+  std::atomic<std::int64_t> looked_at_{0};                      // the last look, on the agent's clock
+  mutable std::mutex mutex_;                                    // guards the next three, which are by rank
+  std::vector<bool> asked_;                                     // a call is to find out whether it is alive
   std::vector<bool> left_out_;
   std::vector<std::string> dead_;  // why; empty: it is not known to be dead
 };

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "agent/flight_recorder.h"
 #include "base/background.h"
 #include "base/per_process.h"
 #include "base/text.h"
@@ -55,13 +56,16 @@ std::vector<Call> RawGroup::leave() {
   return ended ? tell_others(why, *ended + 1) : std::vector<Call>();
 }
 
-void RawGroup::end_started() {
+bool RawGroup::end_started(const std::function<bool()>& interrupted) {
   std::shared_ptr<GroupWork> last;
   {
     const std::lock_guard lock(mutex_);
     last = last_.lock();
   }
-  if (last) last->wait();
+  bool was_interrupted = false;  // the operation may have ended by that
+  const auto check = [&] { return was_interrupted = interrupted(); };
+  if (last) last->wait(std::nullopt, interrupted ? std::function<bool()>(check) : nullptr);
+  return !was_interrupted;
 }
 
 void RawGroup::show_as(std::string label, std::vector<std::size_t> ranks) {
@@ -75,10 +79,11 @@ void RawGroup::use_levels(Levels levels) {
   levels_ = std::move(levels);
 }
 
-void RawGroup::watch_processes() {
-  ranks_ = RankWatch::start(agent_, membership_, [weak = weak_from_this()](std::size_t rank, std::string_view why) {
+void RawGroup::watch_processes(HostProcesses& processes) {
+  const auto died = [weak = weak_from_this()](std::size_t rank, std::string_view why) {
     if (const auto self = weak.lock()) self->rank_died(rank, why);
-  });
+  };
+  ranks_ = RankWatch::start(agent_, membership_, processes, died);
   exchange_.use_watch(ranks_);
 }
 
@@ -168,6 +173,7 @@ std::optional<std::uint64_t> RawGroup::fail_here(const Status& why, bool by_leav
     leaders = levels_.leaders;
     changed_.notify_all();
   }
+  agent_->note(FlightSubject::group, settings_.label, formatted("failed after {} operations: {}", ended, why.what()));
   // Cancelled, AgentClosed: this rank leaves, or a rank aborts, and wants nothing more.
   mailbox_->fail(why, /*keep_arrived=*/why.code() != Code::cancelled && why.code() != Code::agent_closed);
   exchange_.wake();

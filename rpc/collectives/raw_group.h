@@ -113,8 +113,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   /// agent that leaves next would take the message back.
   void close();
   /// Waits until the operations of all ranks that have been started here have ended, each at its time-out at the
-  /// latest.
-  void end_started();
+  /// latest. False: `interrupted` ended the wait, and the operation that this thread ran.
+  bool end_started(const std::function<bool()>& interrupted = {});
 
   // For operations on devices.
   /// Starts an operation that `run` performs, on the thread that runs operations and in their order.
@@ -167,7 +167,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   /// operation.
   void show_as(std::string label, std::vector<std::size_t> ranks);
   /// Prepares to notice the death of ranks of this host. Called once, before any operation.
-  void watch_processes();
+  void watch_processes(HostProcesses& processes);
   /// Keeps the reasons for explain().
   void say_why(std::string no_board, std::string no_memory);
   [[nodiscard]] Mailbox& mailbox() noexcept { return *mailbox_; }

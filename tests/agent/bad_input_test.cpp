@@ -280,7 +280,7 @@ TEST_F(BadInput, OfThreeHundredSlowDiallersNeitherBlocksOthersNorLeaks) {
 TEST_F(BadInput, OfASilentDiallerEndsAtTheHandshakeTimeout) {
   const auto time = ManualClock::make();
   const auto patient = join(store, "patient", {"unix", "basic"},
-                           [&](RawAgentOptions& options) { options.surroundings.clock = time->clock(); });
+                            [&](RawAgentOptions& options) { options.surroundings.clock = time->clock(); });
   const auto start = time->now();
   auto stranger = raw_connect(record_of(store, "patient"), true);
   time->await_alarm(start + seconds(10), start + seconds(10));  // this user's process needs no proof

@@ -59,7 +59,7 @@ TEST(Record, RoundTripsWithAndWithoutASignature) {
   auto record = record_of("trainer0", 3);
   record.left = true;
   for (const auto& key : {Key(), Key::random()}) {
-    const auto got = decode_record(encode_record(record, key, "n/trainer0", 7), key, "n/trainer0", 7);
+    const auto got = decode_record(encode_record(record, key, "job/rec/n/trainer0/7"), key, "job/rec/n/trainer0/7");
     ASSERT_TRUE(got.ok()) << got.status().text();
     EXPECT_EQ(*got, record);
   }
@@ -68,32 +68,48 @@ TEST(Record, RoundTripsWithAndWithoutASignature) {
 TEST(Record, IsRefusedWhenItsSignatureIsWrong) {
   const auto key = Key::random();
   const auto record = record_of("trainer0");
-  const auto good = encode_record(record, key, "n/trainer0", 7);
-  const auto code = [&](ByteView bytes, const Key& by, std::string_view slot, std::int64_t generation) {
-    return decode_record(bytes, by, slot, generation).status().code();
+  const std::string place = "job/rec/n/trainer0/7";
+  const auto good = encode_record(record, key, place);
+  const auto code = [&](ByteView bytes, const Key& by, std::string_view at) {
+    return decode_record(bytes, by, at).status().code();
   };
-  EXPECT_EQ(code(good, Key::random(), "n/trainer0", 7), Code::unauthenticated);
-  EXPECT_EQ(code(good, key, "n/trainer1", 7), Code::unauthenticated);  // moved to another name
-  EXPECT_EQ(code(good, key, "n/trainer0", 8), Code::unauthenticated);  // an old one put in a new one's place
-  EXPECT_EQ(code(encode_record(record, Key(), "n/trainer0", 7), key, "n/trainer0", 7), Code::unauthenticated);
+  EXPECT_EQ(code(good, Key::random(), place), Code::unauthenticated);
+  EXPECT_EQ(code(good, key, "job/rec/n/trainer1/7"), Code::unauthenticated);   // moved to another name
+  EXPECT_EQ(code(good, key, "job/rec/n/trainer0/8"), Code::unauthenticated);   // an old one put in a new one's place
+  EXPECT_EQ(code(good, key, "job2/rec/n/trainer0/7"), Code::unauthenticated);  // carried to another job
+  EXPECT_EQ(code(encode_record(record, Key(), place), key, place), Code::unauthenticated);
   for (std::size_t at = 1; at < good.size(); ++at) {
     auto bad = good;
     bad[at] ^= std::byte{1};
-    EXPECT_EQ(code(bad, key, "n/trainer0", 7), Code::unauthenticated) << at;
+    EXPECT_EQ(code(bad, key, place), Code::unauthenticated) << at;
   }
-  EXPECT_EQ(code(good, Key(), "n/trainer0", 7), Code::ok);  // no key here: nothing to check it with
+  EXPECT_EQ(code(good, Key(), place), Code::ok);  // no key here: nothing to check it with
+}
+
+TEST(Record, OfAnotherJobWithTheSameKeyIsRefused) {
+  const auto key = Key::random();
+  const auto theirs = std::make_shared<MemoryStore>();
+  const auto record = record_of("server");
+  ASSERT_TRUE(Directory(theirs, "theirs", key).join(record, [](const Record&) { return false; }).ok());
+  const auto replayed = theirs->get("theirs/rec/n/server/1", milliseconds(0));
+  ASSERT_TRUE(replayed.ok());
+  const auto store = std::make_shared<MemoryStore>();
+  ASSERT_TRUE(store->add("ours/gen/n/server", 1).ok());
+  ASSERT_TRUE(store->set("ours/rec/n/server/1", *replayed).ok());
+  EXPECT_EQ(Directory(store, "ours", key).find("server", milliseconds(0)).status().code(), Code::unauthenticated);
+  EXPECT_TRUE(Directory(theirs, "theirs", key).find("server", milliseconds(0)).ok());
 }
 
 TEST(Record, ThatIsTruncatedOrMalformedIsRefused) {
-  const auto good = encode_record(record_of("trainer0"), Key(), "s", 1);
+  const auto good = encode_record(record_of("trainer0"), Key(), "s");
   for (std::size_t size = 0; size < good.size(); ++size) {
-    EXPECT_EQ(decode_record(ByteView(good).first(size), Key(), "s", 1).status().code(), Code::protocol_error) << size;
+    EXPECT_EQ(decode_record(ByteView(good).first(size), Key(), "s").status().code(), Code::protocol_error) << size;
   }
   auto longer = good;
   longer.push_back(std::byte{9});  // a later release's field
-  EXPECT_TRUE(decode_record(longer, Key(), "s", 1).ok());
+  EXPECT_TRUE(decode_record(longer, Key(), "s").ok());
   const auto refused = [](Record record) {
-    return decode_record(encode_record(record, Key(), "s", 1), Key(), "s", 1).status().code() == Code::protocol_error;
+    return decode_record(encode_record(record, Key(), "s"), Key(), "s").status().code() == Code::protocol_error;
   };
   auto bad = record_of("");
   EXPECT_TRUE(refused(bad));
@@ -314,7 +330,7 @@ TEST_P(DirectoryTest, ClaimantThatIsSlowHalfwayKeepsTheName) {
   // The slow claimant sets its record while the other claimant waits for it.
   std::thread comes_back([&] {
     std::this_thread::sleep_for(milliseconds(20));
-    ASSERT_TRUE(store_->set("job/rec/n/server/1", encode_record(slow, Key(), "n/server", 1)).ok());
+    ASSERT_TRUE(store_->set("job/rec/n/server/1", encode_record(slow, Key(), "job/rec/n/server/1")).ok());
   });
   const auto status = a->join(fast, always_alive);
   comes_back.join();

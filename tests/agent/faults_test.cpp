@@ -39,6 +39,9 @@ std::vector<int> numbers_of(const Result<Received>& reply) {
   return numbers;
 }
 
+/// Returns the reason in the errors of calls to a peer that was killed.
+std::string has_ended(const Peer& peer) { return formatted("its process has ended (pid {} on ", peer.pid()); }
+
 class Faults : public PeerTest {};
 
 INSTANTIATE_TEST_SUITE_P(Over, Faults,
@@ -64,7 +67,11 @@ TEST_P(Faults, CallsToAKilledPeerFailAtOnceWithItsNameAndTheReason) {
     const auto status = call.take().status();
     EXPECT_EQ(status.code(), Code::connection_lost);
     EXPECT_THAT(what(status), HasSubstr("\"hang\": the link to \"b\" has ended: "));
+    if (GetParam().transport != "tcp") {
+      EXPECT_THAT(what(status), HasSubstr(has_ended(*b)));
+    }
   }
+  for (int i = 0; i < 3; ++i) EXPECT_THAT(what(call_sync(*me, "b", "echo", {}).status()), HasSubstr(has_ended(*b)));
   EXPECT_LT(since.passed(), promised);
   EXPECT_TRUE(eventually([&] { return completed == 1 && told == 1; }, promised));
   EXPECT_EQ(me->in_flight().first, 0U);

@@ -2,6 +2,7 @@
 // and break no rule of the protocol's forms.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <functional>
@@ -113,6 +114,57 @@ TEST(HostileBounds, PeersThatReadNothingKeepNoThread) {
   for (auto& peer : lazy) {  // they get everything when they read
     for (std::size_t call = 0; call < calls; ++call) ASSERT_TRUE(peer.read(wire::Kind::reply).ok());
   }
+}
+
+TEST(HostileBounds, CallsToAPeerThatReadsNothingFailWithoutWaiting) {
+  const auto store = std::make_shared<MemoryStore>();
+  RawPeer lazy(store, "lazy");
+  const auto caller = join(store, "caller", {"unix", "basic"},
+                           [](RawAgentOptions& options) { options.max_bytes_in_flight = std::size_t{1} << 20; });
+  std::vector<Call> calls;
+  const auto call = [&] {
+    calls.push_back(caller->call("lazy", "f", {Bytes(60'000), {}, {}, {}}, within(seconds(60))));
+  };
+  call();
+  const auto accepted = lazy.accept();
+  constexpr std::size_t most = 1000;  // 60 MB: the socket and the bound hold about 1.3
+  const auto refused = [](const Call& each) { return each.done(); };
+  while (calls.size() < most && std::none_of(calls.begin(), calls.end(), refused)) call();
+  ASSERT_LT(calls.size(), most);
+  const auto first = std::find_if(calls.begin(), calls.end(), refused);
+  const auto status = first->take().status();
+  EXPECT_EQ(status.code(), Code::resource_exhausted) << status.text();
+}
+
+/// A request with an order key and a key of idempotent calls, and a buffer that never comes if `records` names one.
+Bytes ordered_idempotent_request(std::uint64_t call, ByteView records, std::uint16_t buffers) {
+  Bytes extensions, key;
+  Writer writer(extensions), key_writer(key);
+  key_writer.put(std::uint64_t{5});
+  key_writer.put(std::uint64_t{0});
+  key_writer.put(std::uint64_t{0});
+  wire::put_extension(writer, wire::extension::function_name, view_of("echo"));
+  wire::put_extension(writer, wire::extension::idempotency, key);
+  wire::Header header;
+  header.kind = wire::Kind::request;
+  header.call = call;
+  header.order = 1;
+  header.buffers = buffers;
+  return wire::assemble(header, extensions, records, {});
+}
+
+TEST(HostileBounds, RequestsThatCouldWaitForOneAnotherEndTheLinkAndAreReleased) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto target = join(store, "target", {"unix", "basic"});
+  serve_echo(*target);
+  {
+    auto peer = raw_dial(store, "target", raw_hello("mallory"));
+    const auto later = record_frame(100, bulk_ticket(1));  // its order comes first, its buffer last
+    static_cast<void>(peer.write(ordered_idempotent_request(1, later, 1)));
+    static_cast<void>(peer.write(ordered_idempotent_request(2, {}, 0)));
+    EXPECT_TRUE(peer.ended());
+  }
+  EXPECT_TRUE(eventually([&] { return target->in_flight().second == 0; }));
 }
 
 // ---- Without memory

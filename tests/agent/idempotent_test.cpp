@@ -312,17 +312,21 @@ class RepeatedRequests : public ::testing::Test {
  protected:
   RepeatedRequests() { counting.serve(*b); }
 
-  /// Makes a call, and returns its payload or its error.
-  Result<std::string> call(const wire::IdempotencyKey& key, std::string_view payload, std::uint32_t remaining_ms = 0) {
+  void send(std::string_view function, const wire::IdempotencyKey& key, std::string_view payload,
+            std::uint32_t remaining_ms) {
     Bytes extensions;
     Writer writer(extensions);
-    wire::put_extension(writer, wire::extension::function_name, view_of(std::string_view("count")));
+    wire::put_extension(writer, wire::extension::function_name, view_of(function));
     wire::put_extension(writer, wire::extension::idempotency, encode(key));
     wire::Header header;
     header.kind = wire::Kind::request;
     header.call = ++calls;
     header.remaining_ms = remaining_ms;
     EXPECT_TRUE(peer.write(wire::assemble(header, extensions, {}, view_of(payload))).ok());
+  }
+  /// Makes a call, and returns its payload or its error.
+  Result<std::string> call(const wire::IdempotencyKey& key, std::string_view payload, std::uint32_t remaining_ms = 0) {
+    send("count", key, payload, remaining_ms);
     const auto reply = peer.read(wire::Kind::reply);
     if (!reply.ok()) return reply.status();
     const auto frame = wire::Frame::decode(reply->header, reply->body);
@@ -383,6 +387,14 @@ TEST_F(RepeatedRequests, NeverRunAgainAfterTheirCallerWasTakenForDead) {
   EXPECT_EQ(call({4, 0, 0}, "four").status().code(), Code::connection_lost);
   EXPECT_TRUE(call({5, 0, 0}, "five").ok());
   EXPECT_EQ(counting.runs(), (std::map<std::string, int>{{"four", 1}, {"five", 1}}));
+}
+
+TEST_F(RepeatedRequests, AreCancelledWhenTheirCallerIsTakenForDead) {
+  send("hold", {1, 0, 0}, "one", 0);
+  ASSERT_TRUE(eventually([&] { return counting.runs().contains("one"); }));
+  peer.close();  // the loss of the link alone cancels nothing, but no agent of this name can be dialled
+  EXPECT_TRUE(eventually([&] { return counting.cancelled == 1; }));
+  EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; }));
 }
 
 TEST_F(RepeatedRequests, MeantForAnEarlierIncarnationDoNotRun) {

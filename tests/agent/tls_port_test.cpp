@@ -73,13 +73,13 @@ std::pair<Status, Status> shake_hands(TlsPort& a, TlsPort& b) {
   return {one, other.get()};
 }
 
-std::ptrdiff_t read_into(Port& port, std::span<std::byte> into) {
+std::ptrdiff_t read_into(StreamPort& port, std::span<std::byte> into) {
   iovec part{into.data(), into.size()};
   Descriptors none;
   return port.read({&part, 1}, none, 0);
 }
 
-bool is_readable(const Port& port, int patience_ms = 0) {
+bool is_readable(const StreamPort& port, int patience_ms = 0) {
   pollfd state{port.descriptor(), POLLIN, 0};
   return ::poll(&state, 1, patience_ms) > 0;
 }

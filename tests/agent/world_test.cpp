@@ -52,6 +52,16 @@ TEST_F(World, BeginsAlsoIfTheLastAgentDiedBeforeItToldTheOthers) {
   other.join();
 }
 
+TEST_F(World, ThatDoesNotBeginNamesThoseThatNeverCame) {
+  std::string told;
+  for (const int rank : {0, 1, 2}) {  // each gives up, and leaves, before the next one does
+    auto member = join(rank);
+    told = member->wait_for_world(4, milliseconds(50)).status().what();
+    member->leave();
+  }
+  EXPECT_THAT(told, HasSubstr("1 of 4 agents have joined; missing: rank 3; ranks 0, 1 came, and gave up before"));
+}
+
 TEST_F(World, BeginsAlsoIfTheCountOfAgentsIsTooLow) {
   const auto zero = join(0), one = join(1);
   ASSERT_TRUE(memory_->add("job/arrived", -1).ok());
@@ -178,7 +188,7 @@ TEST_F(World, RosterOfAnotherKeyIsRefused) {
   const auto key = Key::random();
   const auto one = join(1, key);
   const auto roster = roster_of({*one->find(1, {})});
-  ASSERT_TRUE(memory_->set("job/roster/1", encode_roster(roster, Key::random(), 1)).ok());
+  ASSERT_TRUE(memory_->set("job/roster/1", encode_roster(roster, Key::random(), "job/roster/1")).ok());
   EXPECT_EQ(one->wait_for_world(2, seconds(5)).status().code(), Code::unauthenticated);
   ASSERT_TRUE(memory_->set("job/roster/1", view_of("garbage")).ok());
   EXPECT_EQ(one->wait_for_world(2, seconds(5)).status().code(), Code::protocol_error);

@@ -432,7 +432,7 @@ TEST_F(CudaGdr, WhatACardHasWrittenIsFlushedBeforeTheBufferLands) {
 
 TEST_F(CudaGdr, BuffersUnderWayWhenThePortGoesDownArriveAndThePairIsUsableAgainWhenItIsUp) {
   if (cards.set_port == nullptr) GTEST_SKIP() << "the cards are not emulated";
-  const auto ports = std::get<std::vector<rdma::Port>>(rdma::usable_ports({}));
+  const auto ports = std::get<std::vector<rdma::CardPort>>(rdma::usable_ports({}));
   const auto set_ports = [&](int up) {
     for (const auto& port : ports) ASSERT_EQ(cards.set_port(port.device.c_str(), port.number, up), 0);
   };
@@ -511,7 +511,7 @@ TEST_F(CudaGdr, AllPairsOfALinkAndIbvShareTheQueuePairs) {
 }
 
 TEST_F(CudaGdr, AGpuIsReadThroughTheCardsThatAreNearestToIt) {
-  const auto ports = std::get<std::vector<rdma::Port>>(rdma::usable_ports({}));
+  const auto ports = std::get<std::vector<rdma::CardPort>>(rdma::usable_ports({}));
   if (cards.queue_pairs == nullptr || ports.size() < 4) GTEST_SKIP() << "needs several emulated cards";
   if (!is_emulated()) GTEST_SKIP() << "the GPU is not emulated";
   const auto sysfs = ports.front().pci_path.substr(0, ports.front().pci_path.find("/devices/"));

@@ -142,7 +142,7 @@ TEST_F(Ibv, ChannelsOfALinkShareItsQueuePairsWhicheverWasOpenedFirstAtAnEnd) {
     EXPECT_EQ(released.wait_name(), "Ok");
   }
   EXPECT_EQ(cards.queue_pairs(), of_one_channel);
-  const auto ports = std::get<std::vector<rdma::Port>>(rdma::usable_ports({}));
+  const auto ports = std::get<std::vector<rdma::CardPort>>(rdma::usable_ports({}));
   for (const int up : {0, 1}) {
     for (const auto& port : ports) ASSERT_EQ(cards.set_port(port.device.c_str(), port.number, up), 0);
     for (auto* end : {&link.a, &link.b}) {
@@ -226,7 +226,7 @@ TEST_F(Ibv, ABufferWhoseRegistrationWasRevokedArrivesByTheSocket) {
 TEST_F(Ibv, BuffersUnderWayWhenThePortGoesDownArriveAndThePairIsUsableAgainWhenItIsUp) {
   if (cards.set_port == nullptr) GTEST_SKIP() << "the cards are not emulated";
   const auto ports = source_of(offered(10 * megabyte)).keys.size();
-  const auto ports_then = std::get<std::vector<rdma::Port>>(rdma::usable_ports({}));
+  const auto ports_then = std::get<std::vector<rdma::CardPort>>(rdma::usable_ports({}));
   const auto set_ports = [&](int up) {
     for (const auto& port : ports_then) ASSERT_EQ(cards.set_port(port.device.c_str(), port.number, up), 0);
   };

@@ -33,13 +33,13 @@ class Sysfs {
   }
 
   /// Adds a card, and returns its port with its place.
-  Port add_card(const std::string& name, const std::string& place, int node = -1) {
+  CardPort add_card(const std::string& name, const std::string& place, int node = -1) {
     const auto folder = add_device(place, node);
     const auto card = folder / "infiniband" / name;
     std::filesystem::create_directories(card);
     std::filesystem::create_directory_symlink("../..", card / "device");
     std::filesystem::create_directory_symlink(card, root_ / "class/infiniband" / name);
-    Port port;
+    CardPort port;
     port.device = name;
     port.pci_path = pci_path_of_card(root_ / "class/infiniband" / name);
     port.numa_node = numa_node_of(port.pci_path);
@@ -53,7 +53,7 @@ class Sysfs {
   std::filesystem::path root_;
 };
 
-std::string names_of(const std::vector<Port>& ports) {
+std::string names_of(const std::vector<CardPort>& ports) {
   std::string names;
   for (const auto& port : ports) names += (names.empty() ? "" : " ") + port.device;
   return names;
@@ -61,7 +61,7 @@ std::string names_of(const std::vector<Port>& ports) {
 
 TEST(RdmaCards, PairsGpusAndCardsBelowOneSwitchOnADgxA100) {
   Sysfs sysfs;
-  std::vector<Port> ports;
+  std::vector<CardPort> ports;
   // Two GPUs and two cards are below each switch; the two switches of a socket have root complexes of their own.
   const struct {
     const char* gpus[2];
@@ -94,7 +94,7 @@ TEST(RdmaCards, PairsGpusAndCardsBelowOneSwitchOnADgxA100) {
 
 TEST(RdmaCards, PairsEachGpuWithItsCardOnAnHgxH100) {
   Sysfs sysfs;
-  std::vector<Port> ports;
+  std::vector<CardPort> ports;
   const char* const roots[] = {"15", "37", "48", "59", "97", "b7", "c8", "d9"};
   std::vector<std::string> gpus;
   for (int at = 0; at < 8; ++at) {
@@ -117,7 +117,7 @@ TEST(RdmaCards, PairsEachGpuWithItsCardOnAnHgxH100) {
 
 TEST(RdmaCards, FallsBackToTheNumaNodeWhenACloudVmHidesTheSwitches) {
   Sysfs sysfs;
-  std::vector<Port> ports;
+  std::vector<CardPort> ports;
   // Each passed-through device has a root complex of its own below the hypervisor's bus.
   for (int at = 0; at < 4; ++at) {
     const auto number = std::to_string(at + 1);
@@ -134,7 +134,7 @@ TEST(RdmaCards, FallsBackToTheNumaNodeWhenACloudVmHidesTheSwitches) {
 TEST(RdmaCards, TakesTheOnlyCardOfAWorkstation) {
   Sysfs sysfs;
   sysfs.add_device("pci0000:00/0000:00:01.0/0000:01:00.0");
-  const std::vector<Port> ports = {sysfs.add_card("mlx4_0", "pci0000:00/0000:00:1c.0/0000:04:00.0")};
+  const std::vector<CardPort> ports = {sysfs.add_card("mlx4_0", "pci0000:00/0000:00:1c.0/0000:04:00.0")};
   EXPECT_EQ(names_of(nearest(ports, sysfs.gpu("0000:01:00.0"))), "mlx4_0");
   EXPECT_EQ(distance(ports[0].pci_path, sysfs.gpu("0000:01:00.0")), 4);
 }
@@ -142,7 +142,7 @@ TEST(RdmaCards, TakesTheOnlyCardOfAWorkstation) {
 TEST(RdmaCards, PrefersADeviceBelowTheSameSwitchToOneAtTheRootComplex) {
   Sysfs sysfs;
   sysfs.add_device("pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0");
-  const std::vector<Port> ports = {
+  const std::vector<CardPort> ports = {
       sysfs.add_card("far", "pci0000:00/0000:00:02.0/0000:05:00.0"),
       sysfs.add_card("near", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0")};
   EXPECT_EQ(names_of(nearest(ports, sysfs.gpu("0000:03:00.0"))), "near");
@@ -150,8 +150,8 @@ TEST(RdmaCards, PrefersADeviceBelowTheSameSwitchToOneAtTheRootComplex) {
 
 TEST(RdmaCards, ReturnsEveryPortForADeviceThatIsOnNoBus) {
   Sysfs sysfs;
-  const std::vector<Port> ports = {sysfs.add_card("one", "pci0000:00/0000:00:01.0/0000:01:00.0", 0),
-                                   sysfs.add_card("two", "pci0000:80/0000:80:01.0/0000:81:00.0", 1)};
+  const std::vector<CardPort> ports = {sysfs.add_card("one", "pci0000:00/0000:00:01.0/0000:01:00.0", 0),
+                                       sysfs.add_card("two", "pci0000:80/0000:80:01.0/0000:81:00.0", 1)};
   EXPECT_EQ(names_of(nearest(ports, sysfs.gpu("0000:99:00.0"))), "one two");
   EXPECT_EQ(names_of(nearest(ports, "")), "one two");
   EXPECT_EQ(sysfs.gpu("../../.."), "");

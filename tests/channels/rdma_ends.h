@@ -66,7 +66,7 @@ class Registered {
 };
 
 /// The usable ports. Throws if there is none.
-inline std::vector<Port> ports() {
+inline std::vector<CardPort> ports() {
   auto found = usable_ports(Options());
   if (const auto* const refusal = std::get_if<Refusal>(&found)) throw std::runtime_error(refusal->reason);
   return std::get<0>(std::move(found));
@@ -77,7 +77,8 @@ class End {
   using Settings = EndSettings;
   static constexpr unsigned all_rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
-  explicit End(const Settings& settings = {}, const Port& port = ports().front()) : settings_(settings), port_(port) {
+  explicit End(const Settings& settings = {}, const CardPort& port = ports().front())
+      : settings_(settings), port_(port) {
     int count = 0;
     ibv_device** const devices = verbs_.get_device_list(&count);
     for (int at = 0; at < count; ++at) {
@@ -111,7 +112,7 @@ class End {
   [[nodiscard]] ibv_cq* queue() const { return queue_; }
   [[nodiscard]] ibv_comp_channel* channel() const { return channel_; }
   [[nodiscard]] ibv_context* context() const { return context_; }
-  [[nodiscard]] const Port& port() const { return port_; }
+  [[nodiscard]] const CardPort& port() const { return port_; }
   [[nodiscard]] EndAddress address() const {
     return {pair_->qp_num, 1000 + pair_->qp_num % 1000, port_.gid, port_.lid};
   }
@@ -216,7 +217,7 @@ class End {
  private:
   const Verbs& verbs_ = *rdma::verbs();
   Settings settings_;
-  Port port_;
+  CardPort port_;
   ibv_context* context_ = nullptr;
   ibv_pd* domain_ = nullptr;
   ibv_comp_channel* channel_ = nullptr;

@@ -40,7 +40,7 @@ class RdmaMemory : public testing::Test {
   void open(std::uint64_t pinned, std::size_t staging = megabyte) {
     Options options;
     options.pinned_bytes = pinned;
-    auto opened = LocalCards::open(std::get<std::vector<Port>>(usable_ports({})), options, staging);
+    auto opened = LocalCards::open(std::get<std::vector<CardPort>>(usable_ports({})), options, staging);
     ASSERT_TRUE(opened.ok()) << opened.status().text();
     cards = *opened;
   }

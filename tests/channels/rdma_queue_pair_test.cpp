@@ -36,7 +36,7 @@ T made(Result<T> result) {
 
 /// A queue pair, its card, and registered memory.
 struct End {
-  End(const Port& port, const Options& options)
+  End(const CardPort& port, const Options& options)
       : cards(made(LocalCards::open({port}, options, 64 * kilobyte))),
         pair(made(QueuePair::make(cards->cards.front(), port, options,
                                   [this, told = failed.completion()](const Status& why) mutable {

@@ -17,9 +17,9 @@ namespace {
 
 using emulated_verbs::controls;
 
-std::vector<Port> chosen(const Options& options = {}) {
+std::vector<CardPort> chosen(const Options& options = {}) {
   auto found = usable_ports(options);
-  EXPECT_TRUE(std::holds_alternative<std::vector<Port>>(found)) << std::get<Refusal>(found).reason;
+  EXPECT_TRUE(std::holds_alternative<std::vector<CardPort>>(found)) << std::get<Refusal>(found).reason;
   return std::get<0>(std::move(found));
 }
 

@@ -17,14 +17,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   const ByteView input = std::as_bytes(std::span(data, size)).subspan(1);
   if (data[0] == 0) {
-    must(!decode_record(input, key, "n/agent", 1).ok());
+    must(!decode_record(input, key, "job/rec/n/agent/1").ok());
     return 0;
   }
   Reader in(input);
   fuzzing::RecordInput made(in);
-  const auto record = data[0] == 2 ? Result<Record>(made.make<Record>()) : decode_record(input, Key(), "n/agent", 1);
+  const auto record =
+      data[0] == 2 ? Result<Record>(made.make<Record>()) : decode_record(input, Key(), "job/rec/n/agent/1");
   if (!record) return 0;
-  const auto again = decode_record(encode_record(*record, key, "n/agent", 1), key, "n/agent", 1);
+  const auto again = decode_record(encode_record(*record, key, "job/rec/n/agent/1"), key, "job/rec/n/agent/1");
   must(again.ok() == made.valid() && (!again || *again == *record));
   must(!again || (check_name(again->name).ok() && again->tcp_addresses.size() <= Record::most_addresses));
   return 0;

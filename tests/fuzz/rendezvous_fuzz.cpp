@@ -23,10 +23,10 @@ class StrangersStore final : public Store {
     if (in_.empty()) return gone();
     const auto kind = in_.get<std::uint8_t>();
     if (kind % 4 == 0) return Status(Code::deadline_exceeded, "not set");
-    if (kind % 4 == 1) return encode_record(self_, Key(), slot_of(key), generation_of(key));
+    if (kind % 4 == 1) return encode_record(self_, Key(), key);
     if (kind >= 0x80) {
       const auto record = fuzzing::RecordInput(in_).make<Record>();
-      return encode_record(record, Key(), slot_of(key), generation_of(key));
+      return encode_record(record, Key(), key);
     }
     const auto bytes = in_.sized();
     return Bytes(bytes.begin(), bytes.end());
@@ -40,14 +40,6 @@ class StrangersStore final : public Store {
 
  private:
   static Status gone() { return {Code::connection_lost, "the store is gone"}; }
-  /// These two return "n/agent" and 3 for the key "p/rec/n/agent/3".
-  static std::string slot_of(std::string_view key) {
-    const auto begin = key.find("rec/"), end = key.rfind('/');
-    return begin == std::string_view::npos ? "" : std::string(key.substr(begin + 4, end - begin - 4));
-  }
-  static std::int64_t generation_of(std::string_view key) {
-    return std::atoll(std::string(key.substr(key.rfind('/') + 1)).c_str());
-  }
 
   Reader& in_;
   const Record self_;

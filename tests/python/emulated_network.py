@@ -46,6 +46,10 @@ class EmulatedNetwork:
         print(command, file=self._program.stdin, flush=True)
         assert (answer := self._line()) == "ok", answer
 
+    def namespace(self, host: str) -> str:
+        """The file of the host's network namespace."""
+        return self._namespaces[host]
+
     def start(self, host: str, command: list[str], **options: Any) -> subprocess.Popen[str]:
         """Starts a program on a host; ``options`` are those of Popen."""
         return subprocess.Popen(["nsenter", f"--net={self._namespaces[host]}", *command], text=True, **options)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from pathlib import Path
 
 import pytest
 import test_c10d
+from conftest import repeated
 from test_c10d import told
 
 check = partial(test_c10d.check, program="c10d_endings.py")
 
 
-def test_what_a_rank_has_sent_is_received_after_it_has_left(tmp_path: Path) -> None:
-    check(tmp_path, 3, "sends_and_leaves")
+def test_what_a_rank_has_sent_is_received_after_it_has_left_or_was_killed(tmp_path: Path) -> None:
+    ranks = test_c10d.run(tmp_path, 3, "sends_and_leaves", program="c10d_endings.py")
+    assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL, 0], told(ranks)
+
+
+@repeated(100)
+def test_a_process_that_begins_again_and_again_keeps_nothing(tmp_path: Path, times: int) -> None:
+    check(tmp_path, 2, "begins_again_and_again", TEST_TURNS=str(max(times, 3)))
 
 
 def test_a_rank_leaves_after_what_it_has_started(tmp_path: Path) -> None:

@@ -43,12 +43,24 @@ RAISES_NOTHING = {
     "tensorferry.Peer": "made by peer() alone",
     "tensorferry.Peer.ordered": "asks nothing of the peer",
     "tensorferry.rpc.Published": "made by publish() alone",
+    "tensorferry.Publication": "made by publish() alone",
+    "tensorferry.Version": "made by subscriptions alone",
+    "tensorferry.Subscription": "made by subscribe() alone",
+    "tensorferry.Loader": "made by into() alone",
+    "tensorferry.Notification": "made by regions alone",
 }
 # Classes whose constructors are the package's own.
 MADE_FOR_YOU = {
     "tensorferry.Stream": "made by rpc_stream() alone",
     "tensorferry.Peer": "made by peer() alone",
     "tensorferry.Registered": "made by register() alone",
+    "tensorferry.Region": "made by find_region() alone",
+    "tensorferry.OwnRegion": "made by region() alone",
+    "tensorferry.Publication": "made by publish() alone",
+    "tensorferry.Version": "made by subscriptions alone",
+    "tensorferry.Subscription": "made by subscribe() alone",
+    "tensorferry.Loader": "made by into() alone",
+    "tensorferry.Notification": "made by regions alone",
 }
 # Examples that the tests below cannot run as they stand.
 NOT_RUN = {

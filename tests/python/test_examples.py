@@ -224,3 +224,16 @@ def test_trainers_learn_digits_from_gradients_that_a_server_averages(start: list
 def test_trainers_of_a_gradient_server_fail_when_they_have_not_learned() -> None:
     with pytest.raises(AssertionError, match=r"not above 0\.85"):
         run("14-gradient-server", "main.py", "--steps", "2")
+
+
+def test_samplers_read_the_weights_of_a_trainer_and_one_is_killed_and_joins_again() -> None:
+    output = run("12-weights", "main.py")
+    assert "killed sampler1" in output and "sampler1 is back" in output, output
+    assert len(re.findall(r"sampler\d: \d+ samples, the last with version \d+", output)) == 3, output
+    assert re.search(r"published \d+ versions of 8 MB", output), output
+
+
+def test_prefill_writes_blocks_into_the_cache_of_decode() -> None:
+    output = run("13-kv", "main.py")
+    assert "prefill wrote 24 requests, mapped" in output, output
+    assert re.search(r"decode read \d+ tokens of 24 requests from its cache of 8 MB", output), output

@@ -1,23 +1,34 @@
-"""Ctrl-C ends every function that waits for other ranks. test_futures.py has the waits of tensorferry.rpc."""
+"""Ctrl-C ends every public function that blocks: the programs name each, and how to make it block."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 
-PROGRAM = Path(__file__).parent / "programs" / "interrupted_rank.py"
+PROGRAMS = Path(__file__).parent / "programs"
+LONGEST_EXIT = 10.0  # seconds; ten times what it may take
+
+
+def test_ctrl_c_ends_every_blocking_function_of_the_package(tmp_path: Path) -> None:
+    command = [sys.executable, str(PROGRAMS / "interrupted_calls.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    ended = time.monotonic()
+    assert done.returncode == 0, done.stderr
+    said, _, at = done.stdout.split()
+    assert said == "interrupted" and ended - float(at) < LONGEST_EXIT
 
 
 def test_ctrl_c_ends_every_blocking_function_of_groups_and_the_others_learn_that_the_rank_left():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(store.port), str(rank)],
+            [sys.executable, str(PROGRAMS / "interrupted_rank.py"), str(store.port), str(rank)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

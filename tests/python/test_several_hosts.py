@@ -3,10 +3,16 @@ the ports that the page names."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
+import stat
 import subprocess
 import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,20 +34,41 @@ def commands(comment: str) -> str:
     return found
 
 
-def run_on_two_hosts(folder: Path, first: str, second: str) -> list[str]:
-    """Runs commands on both hosts, and returns what they printed."""
+def environment_of(folder: Path) -> dict[str, str]:
+    """The environment of the commands: ``folder`` is the home, with the page's program, and with ``tensorferry``."""
     (program,) = blocks("python")
     (folder / "hosts.py").write_text(program)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command(folder, "tensorferry", f'exec "{sys.executable}" -m tensorferry "$@"')
+    path = f"{folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     # The hosts are one machine, where cma would reach the other process.
     environment = {**os.environ, "HOME": str(folder), "PATH": path, "TENSORFERRY_CHANNELS": "basic"}
     for name in ("TENSORFERRY_KEY", "TENSORFERRY_KEY_FILE", "TENSORFERRY_SOCKET_IFNAME", "TENSORFERRY_TLS"):
         environment.pop(name, None)
+    return environment
+
+
+def command(folder: Path, name: str, script: str) -> None:
+    """Makes a command that stands in for a program of the launcher."""
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
+    (folder / "bin" / name).chmod(0o755)
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[EmulatedNetwork]:
+    """Hosts "one" and "two", behind firewalls that let the page's ports through."""
     with EmulatedNetwork("one", "two") as network:
         network.tell("open one 29500 29500 7000 7099")
         network.tell("open two 7000 7099")
         network.tell("path one two 1e9 1000 0")
         network.tell("path two one 1e9 1000 0")
+        yield network
+
+
+def run_on_two_hosts(folder: Path, first: str, second: str) -> list[str]:
+    """Runs commands on both hosts, and returns what they printed."""
+    environment = environment_of(folder)
+    with two_hosts() as network:
         key = ["bash", "-ec", commands("once")]
         subprocess.run(key, env=environment, check=True)
         started = [
@@ -78,10 +105,8 @@ def test_the_recipe_of_tls_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_the_command_of_torchrun_works(tmp_path: Path) -> None:
-    (command,) = re.findall(r"`(torchrun .*?)`", PAGE.read_text())
-    key = commands("on the first host").splitlines()[1]
-    first = f"{key}\n{command}"
+def test_the_recipe_for_torchrun_works(tmp_path: Path) -> None:
+    first = commands("torchrun, on the first host")
     expect_the_pages_output(run_on_two_hosts(tmp_path, first, first.replace("--node-rank 0", "--node-rank 1")))
 
 
@@ -138,3 +163,66 @@ def test_an_agent_that_cannot_dial_its_peer_can_call_it_once_that_has_called(tmp
         refused, called = outputs_of(started)
     assert refused.strip() in ("ConnectionLost", "DeadlineExceeded")
     assert called == "2\n"
+
+
+def test_the_recipe_for_slurm_works(tmp_path: Path) -> None:
+    environment = environment_of(tmp_path)
+    command(tmp_path, "scontrol", '[ "$*" = "show hostnames nodes" ] && printf "10.99.0.1\\n10.99.0.2\\n"')
+    srun = """for rank in 0 1; do
+  namespace=NAMESPACE_$rank
+  SLURM_PROCID=$rank SLURM_NTASKS=2 nsenter --net="${!namespace}" "$@" >"task$rank" &
+done
+wait -n && wait -n"""
+    command(tmp_path, "srun", srun)
+    with two_hosts() as network:
+        environment |= {"SLURM_JOB_NODELIST": "nodes"}
+        environment |= {f"NAMESPACE_{rank}": network.namespace(host) for rank, host in enumerate(("one", "two"))}
+        batch = network.start(
+            "one",
+            ["bash", "-ec", commands("Slurm")],
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        outputs_of([batch])
+    assert stat.S_IMODE((tmp_path / ".tensorferry.key").stat().st_mode) == 0o600
+    expect_the_pages_output([(tmp_path / f"task{rank}").read_text() for rank in (0, 1)])
+
+
+def test_the_recipe_for_kubernetes_works(tmp_path: Path) -> None:
+    environment = environment_of(tmp_path)
+    command(tmp_path, "kubectl", '[ "$*" = "create secret generic tensorferry --from-file=key=job.key" ]')
+    subprocess.run(["bash", "-ec", commands("Kubernetes, once")], env=environment, cwd=tmp_path, check=True)
+    (manifest,) = blocks("yaml")
+    (indented,) = re.findall(r"args:\n +- \|\n((?: {14}.*\n)+)", manifest)
+    # A pod sees the Secret as a link into a folder of links, of mode 0400 and root's, and the names of its Service.
+    pod = """mount -t tmpfs none /run
+mkdir -p /run/secrets/tensorferry/..data
+install -m 0400 job.key /run/secrets/tensorferry/..data/key
+ln -s ..data/key /run/secrets/tensorferry/key
+printf '127.0.0.1 localhost\n10.99.0.1 hosts-0.hosts\n10.99.0.2 hosts-1.hosts\n' >/run/hosts
+mount --bind /run/hosts /etc/hosts
+mkdir /run/tmp
+mount --bind /run/tmp /tmp
+exec bash -ec "$1"
+"""
+    work = tempfile.mkdtemp(dir="/var/tmp")  # in the pod, /tmp is its own
+    try:
+        for name in ("hosts.py", "job.key"):
+            shutil.copy(tmp_path / name, work)
+        with two_hosts() as network:
+            pods = [
+                network.start(
+                    host,
+                    ["unshare", "--mount", "bash", "-ec", pod, "pod", textwrap.dedent(indented)],
+                    env={**environment, "JOB_COMPLETION_INDEX": str(index)},
+                    cwd=work,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+                for index, host in enumerate(("one", "two"))
+            ]
+            expect_the_pages_output(outputs_of(pods))
+    finally:
+        shutil.rmtree(work)

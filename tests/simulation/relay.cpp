@@ -190,10 +190,10 @@ RelayedStore::RelayedStore(Relay& relay) : relay_(relay), store_(std::make_uniqu
 RelayedStore::~RelayedStore() = default;
 
 Status RelayedStore::set(std::string_view key, ByteView value) {
-  auto record = decode_record(value, {}, {}, 0);
+  auto record = decode_record(value, {}, {});
   if (!record.ok() || record->left) return store_->set(key, value);
   for (auto& address : record->tcp_addresses) address = relay_.listen_for(address);
-  return store_->set(key, encode_record(*record, {}, {}, 0));
+  return store_->set(key, encode_record(*record, {}, {}));
 }
 
 Result<Bytes> RelayedStore::get(std::string_view key, std::chrono::milliseconds timeout) {

@@ -49,12 +49,12 @@ class SteppedNetwork::SteppedPort final : public SocketPort {
 class SteppedNetwork::Endpoint final : public Network {
  public:
   Endpoint(SteppedNetwork& network, std::size_t host) : network_(network), host_(host) {}
-  Result<std::vector<std::string>> listen(std::function<void(std::unique_ptr<Port>)> accept) override {
+  Result<std::vector<std::string>> listen(std::function<void(std::unique_ptr<StreamPort>)> accept) override {
     network_.hosts_[host_].accept = std::move(accept);
     return std::vector<std::string>{"127.0.0.1:" + std::to_string(first_port + host_)};
   }
   void stop_listening() override { network_.hosts_[host_].accept = {}; }
-  Result<std::unique_ptr<Port>> start_connect(const std::string& address) override {
+  Result<std::unique_ptr<StreamPort>> start_connect(const std::string& address) override {
     return network_.start_connect(host_, address);
   }
 
@@ -69,7 +69,7 @@ std::shared_ptr<Network> SteppedNetwork::join(std::size_t host) {
 }
 
 /// Until the connection is made, the dialler's pair is full, so that its descriptor is not writable.
-Result<std::unique_ptr<Port>> SteppedNetwork::start_connect(std::size_t from, const std::string& address) {
+Result<std::unique_ptr<StreamPort>> SteppedNetwork::start_connect(std::size_t from, const std::string& address) {
   auto made = std::make_unique<Connection>();
   made->dialler = from;
   made->acceptor = std::strtoull(address.c_str() + address.find(':') + 1, nullptr, 10) - first_port;
@@ -83,7 +83,7 @@ Result<std::unique_ptr<Port>> SteppedNetwork::start_connect(std::size_t from, co
   made->far[0] = std::move(pair[1]);
   auto port = std::make_unique<SteppedPort>(std::move(pair[0]), made->traffic[0]);
   connections_.push_back(std::move(made));
-  return std::unique_ptr<Port>(std::move(port));
+  return std::unique_ptr<StreamPort>(std::move(port));
 }
 
 bool SteppedNetwork::parted(std::size_t a, std::size_t b) const {

@@ -67,11 +67,11 @@ class SteppedNetwork final {
     bool made = false;
   };
   struct Host {
-    std::function<void(std::unique_ptr<Port>)> accept;
+    std::function<void(std::unique_ptr<StreamPort>)> accept;
     bool dead = false, silent = false;
   };
 
-  Result<std::unique_ptr<Port>> start_connect(std::size_t from, const std::string& address);
+  Result<std::unique_ptr<StreamPort>> start_connect(std::size_t from, const std::string& address);
   void take_in(Connection& connection);
   void make(Connection& connection);
   void hang_up(Connection& connection, std::size_t end);

@@ -74,9 +74,12 @@ void SteppedWorld::serve(std::size_t number, const Request& request, Reply reply
 }
 
 bool SteppedWorld::answer_one() {
-  if (unanswered_.empty()) return false;
-  const auto which = below(unanswered_.size());
-  if (agents_[unanswered_[which].first].dead) return false;
+  std::vector<std::size_t> alive;
+  for (std::size_t i = 0; i < unanswered_.size(); ++i) {
+    if (!agents_[unanswered_[i].first].dead) alive.push_back(i);
+  }
+  if (alive.empty()) return false;
+  const auto which = alive[below(alive.size())];
   auto reply = std::move(unanswered_[which].second);
   unanswered_.erase(unanswered_.begin() + static_cast<std::ptrdiff_t>(which));
   reply.send(message_of("late"));

@@ -40,20 +40,25 @@ __all__ = [
     "cancelled",
     "counters",
     "deadline",
+    "dump",
     "explain",
     "expose",
+    "find_region",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",
     "init_rpc",
     "is_available",
+    "metrics",
     "peer",
     "publish",
+    "region",
     "remote",
     "rpc_async",
     "rpc_stream",
     "rpc_sync",
     "shutdown",
+    "subscribe",
     "trace",
 ]
 
@@ -180,11 +185,16 @@ remote = of_current_agent(Agent.remote)
 rpc_stream = of_current_agent(Agent.rpc_stream)
 call_many = of_current_agent(Agent.call_many)
 publish = of_current_agent(Agent.publish)
+subscribe = of_current_agent(Agent.subscribe)
+region = of_current_agent(Agent.region)
+find_region = of_current_agent(Agent.find_region)
 peer = of_current_agent(Agent.peer)
 get_worker_info = of_current_agent(Agent.get_worker_info)
 explain = of_current_agent(Agent.explain)
 counters = of_current_agent(Agent.counters)
+metrics = of_current_agent(Agent.metrics)
 trace = of_current_agent(Agent.trace)
+dump = of_current_agent(Agent.dump)
 
 
 def get_rpc_timeout() -> float:

@@ -623,7 +623,9 @@ void TorchProcessGroup::shutdown() {
   const auto* const formed = formed_.load(std::memory_order_acquire);
   if (formed == nullptr) return;
   const Returning to_the_caller;
-  formed->raw().end_started();
+  WaitInterruption interruption;
+  formed->raw().end_started(interruption.check());
+  interruption.rethrow();
   formed->drain();  // else the others could take this rank's last operations for unfinished ones
   formed->raw().close();
 }

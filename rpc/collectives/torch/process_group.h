@@ -232,7 +232,7 @@ class TorchProcessGroup final : public c10d::Backend {
   /// A group that has not been formed stays as it is.
   void abort() override;
   /// Leaves the group after the operations of all ranks that have been started here: destroy_process_group(). Sends and
-  /// receives that have not ended fail.
+  /// receives that have not ended fail. Throws what a signal handler raises meanwhile, and does not leave then.
   void shutdown() override;
 
   /// Returns the group. Forms it first if no operation has.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -205,6 +206,17 @@ def refused(kind: type, call: Callable[[], object], text: str) -> None:
         raise AssertionError(text)
 
 
+def never_comes(call: Callable[[], object], to: str = "") -> None:
+    """The last rank is named as one that did not come; perhaps beside others that a busy machine has held up."""
+    try:
+        call()
+    except dist.DistBackendError as error:
+        pattern = rf"within 3 s: of its {size} ranks, (\d, )*{size - 1} did not come{to}"
+        assert re.search(pattern, str(error)), error
+    else:
+        raise AssertionError("no error")
+
+
 def refusals() -> None:
     """A call that is wrong at every rank fails there, and the group goes on."""
     world = dist.group.WORLD
@@ -394,8 +406,7 @@ def lazy() -> None:
         group = dist.new_group(pg_options=Options(lazy=True), timeout=timedelta(seconds=3))
         dist.barrier()
         if rank < size - 1:
-            error = f"within 3 s: of its {size} ranks, {size - 1} did not come to its first operation"
-            refused(dist.DistBackendError, lambda: dist.barrier(group), error)
+            never_comes(lambda: dist.barrier(group), " to its first operation")
     dist.destroy_process_group(never)
     dist.barrier()
 
@@ -507,8 +518,9 @@ def late() -> None:
         try:
             dist.monitored_barrier(timeout=timedelta(seconds=3), wait_all_ranks=wait_all) if rank != 1 else None
         except RuntimeError as error:
-            expected = "Rank 1 failed to pass" if rank == 0 else f"Rank {rank} successfully reached"
-            assert f"{expected} monitoredBarrier" in str(error), error
+            # Another rank may be late too, on a busy machine.
+            root, others = r"Ranks? (\d, )*1(, \d)* failed to pass", f"Rank {rank} successfully reached"
+            assert re.search(f"{root if rank == 0 else others} monitoredBarrier", str(error)), error
         else:
             assert rank == 1
         dist.barrier()
@@ -779,8 +791,7 @@ def absent() -> None:
     """The last rank does not call new_group()."""
     dist.barrier()
     if rank < size - 1:
-        error = f"within 3 s: of its {size} ranks, {size - 1} did not come"
-        refused(dist.DistBackendError, lambda: dist.new_group(timeout=timedelta(seconds=3)), error)
+        never_comes(lambda: dist.new_group(timeout=timedelta(seconds=3)))
 
 
 def dies() -> None:

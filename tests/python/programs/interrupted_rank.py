@@ -49,6 +49,7 @@ TORCH: dict[str, Callable[[Any], Any]] = {
     "batch_isend_irecv": lambda g: dist.batch_isend_irecv([dist.P2POp(dist.irecv, ones(), 1, g)])[0].wait(),
     "broadcast": lambda g: dist.broadcast(ones(), 1, g),
     "broadcast_object_list": lambda g: dist.broadcast_object_list([None], 1, g),
+    "destroy_process_group": lambda g: (dist.barrier(g, async_op=True), dist.destroy_process_group(g)),
     "gather": lambda g: dist.gather(ones(), pair(), group=g),
     "gather_object": lambda g: dist.gather_object(1, [None, None], group=g),
     "irecv": lambda g: dist.irecv(ones(), 1, g).wait(),
@@ -68,7 +69,7 @@ TORCH: dict[str, Callable[[Any], Any]] = {
 }
 # They wait for no rank, are torch's own from end to end, or are made of the others; the backend lacks gather_single.
 TORCH_OTHERS = {
-    "abort_process_group", "broadcast_object", "destroy_process_group", "gather_into_tensor",
+    "abort_process_group", "broadcast_object", "gather_into_tensor",
     "gather_single", "get_backend", "get_backend_config",
     "get_backend_impl",
     "get_global_rank", "get_group_rank", "get_node_local_rank", "get_pg_count", "get_process_group_ranks", "get_rank",

@@ -1,6 +1,7 @@
 """A process of a group that survives the deaths of its ranks by ``reconfigure()``: reconfigured_rank.py STORE [BACKEND]
 
-Runs on the backend BACKEND (tensorferry). Reads commands from its standard input, a line of JSON each, and answers with a line:
+Runs on the backend BACKEND (tensorferry). Reads commands from its standard input, a line of JSON each, and answers with
+a line:
 
 - ``{"uuid": 1, "handles": [...], "ordered": true}``: reconfigures. Answers with its rank and the size.
 - ``{"reduce": 2.0}``: sums that number over the ranks. Answers with the sum, or with "failed: " and the error.

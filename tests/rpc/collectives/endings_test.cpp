@@ -261,8 +261,33 @@ TEST(Groups, JoinsOfGroupsThatNeverFormAreBoundedForEachAgentAndEndWithIt) {
     }
   }
   world.form(GroupWorld::settings_of({2, "memory"}), {0, 2});  // another agent has a bound of its own
+  ASSERT_EQ(world.agents[0]->in_flight().second, most);
   world.agents[1]->leave();
+  EXPECT_TRUE(eventually([&] { return world.agents[0]->in_flight().second == 0; })) << "no further join is needed";
   world.form(GroupWorld::settings_of({2, "memory"}), {0, 2});
+}
+
+TEST(Groups, MessagesThatNoReceiverTakesAreBoundedForEachRank) {
+  using collectives::Mailbox;
+  GroupWorld world(3);
+  world.form(GroupWorld::settings_of({3, "memory"}));
+  auto& mailbox = world.groups[0]->mailbox();
+  const auto memory = std::make_shared<Bytes>(Mailbox::most_eager);  // all messages lie in the same bytes
+  const Buffer data{{}, memory->data(), memory->size(), nullptr, memory};
+  collectives::Posted posted;
+  posted.from = 1;
+  posted.by_tag = true;
+  posted.bytes = data.bytes;
+  const auto deliver = [&] { return mailbox.deliver(posted, data).code(); };
+  for (; posted.sequence < Mailbox::most_unreceived / Mailbox::most_eager; ++posted.sequence)
+    ASSERT_EQ(deliver(), Code::ok) << posted.sequence;
+  EXPECT_EQ(deliver(), Code::resource_exhausted);
+  posted.from = 2;
+  EXPECT_EQ(deliver(), Code::ok) << "another rank has a bound of its own";
+  Bytes into(data.bytes);
+  ASSERT_TRUE(mailbox.receive(1, {true, 0}, into.data(), into.size())->done());
+  posted.from = 1;
+  EXPECT_EQ(deliver(), Code::ok) << "one message was received";
 }
 
 /// Rank 0 leaves when it has done its part in an operation in which rank 1 is slow, and rank 2 waits for rank 1.

@@ -58,6 +58,41 @@ TEST_P(Leaving, ACompletedSendIsReceivedAfterItsSenderHasLeft) {
   });
 }
 
+TEST_P(Leaving, ALargeSendHasEndedWhenTheReceiverHasIt) {
+  form(2);
+  world->run([&](std::size_t rank, RawGroup& group) {
+    Floats values(many, static_cast<float>(rank + 1));
+    if (rank == 0) {
+      const auto sent = ended(group.send(bytes_in(values), DType::float32, 1, 7));
+      EXPECT_TRUE(sent.ok()) << sent.text();
+      world->services[0]->leave();
+      world->agents[0]->leave();
+      return;
+    }
+    Floats got(many, -1);
+    const auto received = ended(group.receive(bytes_in(got), DType::float32, 0, 7));
+    EXPECT_TRUE(received.ok()) << received.text();
+    EXPECT_EQ(got, Floats(many, 1));
+  });
+}
+
+TEST_P(Leaving, ALargeSendEndsWhenItsReceiverDiesOrGivesUp) {
+  for (const bool dies : {true, false}) {
+    form(2);
+    world->run([&](std::size_t rank, RawGroup& group) {
+      Floats values(many), few_of_them(few);
+      if (rank == 0) {
+        (void)ended(group.send(bytes_in(values), DType::float32, 1, 7));  // well or not, but it ends
+        return;
+      }
+      EXPECT_EQ(ended(group.receive(bytes_in(few_of_them), DType::float32, 0, 7)).code(), Code::invalid_argument);
+      if (!dies) return group.close();
+      world->services[1]->leave();
+      world->agents[1]->leave();
+    });
+  }
+}
+
 TEST_P(Leaving, ACompletedSendIsReceivedAfterItsSenderHasDied) {
   form(2);
   std::atomic<bool> left = false;
@@ -135,12 +170,23 @@ TEST_P(Leaving, WhatHasBeenStartedEndsBeforeARankLeaves) {
     if (rank != 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // else rank 0 waits for nothing
     const auto sum = group.all_reduce(bytes_in(values), bytes_in(values), DType::float32, Reduction::sum);
     if (rank == 0) {
-      group.end_started();
+      EXPECT_TRUE(group.end_started());
       EXPECT_TRUE(sum->done());
       group.close();
     }
     EXPECT_TRUE(ended(sum).ok()) << ended(sum).text();
     EXPECT_EQ(values, Floats(many, 3));
+  });
+}
+
+TEST_P(Leaving, AnInterruptionEndsTheWaitForWhatHasBeenStarted) {
+  form(2);
+  std::atomic<bool> interrupted = false;
+  world->run([&](std::size_t rank, RawGroup& group) {
+    if (rank != 0) return await(interrupted);
+    const auto barrier = group.barrier();
+    EXPECT_FALSE(group.end_started([] { return true; }));
+    interrupted = true;
   });
 }
 

@@ -1,0 +1,320 @@
+"""Published versions: a set of tensors that one agent updates and many read, never torn.
+
+:meth:`Agent.publish` with a name begins a publication; :meth:`Agent.subscribe` reads it. docs/regions.md says what each
+failure does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from . import _C, errors
+from .regions import _seconds, form_of, service_of, tensor_form
+
+if TYPE_CHECKING:
+    from .agent import Agent
+
+__all__ = ["Loader", "Publication", "Subscription", "Version"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def _tensors_of(state: Tensors | torch.nn.Module) -> dict[str, torch.Tensor]:
+    tensors = state.state_dict() if isinstance(state, torch.nn.Module) else state
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"a publication has tensors by name, not {name!r}: {type(tensor).__name__}")
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+@final
+class Publication:
+    """A publication of this agent: :meth:`Agent.publish` makes it.
+
+    Example::
+
+        model = torch.nn.Linear(4, 4)
+        publication = rpc.publish(model.state_dict(), name="example")
+        assert publication.version == 1
+        assert publication.update(model.state_dict()) == 2
+        assert publication.leases == 0
+        publication.withdraw()
+    """
+
+    def __init__(self, agent: Agent, name: str, state: Tensors | torch.nn.Module, options: dict[str, Any]) -> None:
+        self.name = name
+        self._agent = agent
+        self._service = service_of(agent)
+        tensors = {key: tensor.contiguous() for key, tensor in _tensors_of(state).items()}
+        self._forms = {key: form_of(tensor) for key, tensor in tensors.items()}
+        pieces = [(key, form, tensors[key].nbytes) for key, form in self._forms.items()]
+        self._versions = self._service.publish(name, pieces, **options)
+        self._versions.update(list(tensors.values()), 0)
+
+    @property
+    def version(self) -> int:
+        """The number of the newest version."""
+        return self._versions.version
+
+    @property
+    def leases(self) -> int:
+        """How many versions subscribers hold now."""
+        return self._versions.leases
+
+    def update(self, state: Tensors | torch.nn.Module, timeout: float = -1) -> int:
+        """Publishes the next version. Copies the blocks that have changed, and returns when all is there.
+
+        Readers of older versions go on. ``state`` must not be written meanwhile.
+
+        Args:
+            state: tensors of the same names, dtypes and shapes as at first.
+            timeout: how many seconds to wait for readers, if all the versions that are kept are being read; -1: the
+                agent's default; 0: no limit.
+
+        Returns:
+            The number of the version.
+
+        Raises:
+            InvalidArgument: other names, dtypes or shapes. ResourceExhausted: readers hold all versions; the text
+            names them. NotFound: the publication is withdrawn.
+        """
+        tensors = {key: tensor.contiguous() for key, tensor in _tensors_of(state).items()}
+        if (forms := {key: form_of(tensor) for key, tensor in tensors.items()}) != self._forms:
+            other = sorted(key for key in {*forms, *self._forms} if forms.get(key) != self._forms.get(key))
+            raise errors.InvalidArgument(f"{self.name!r} with other tensors than before: {', '.join(other[:8])}")
+        return self._versions.update([tensors[key] for key in self._forms], _seconds(self._agent, timeout))
+
+    def withdraw(self) -> None:
+        """Ends the publication. Subscribers keep the versions that they hold; those that wait get NotFound.
+
+        Raises:
+            Nothing.
+        """
+        self._service.withdraw(self.name)
+
+
+@final
+class Version(Mapping[str, torch.Tensor]):
+    """One version: tensors by name, which stay as they are while this object or one of the tensors lives.
+
+    On the publisher's host they lie in its memory, which other readers share: do not write them (``clone()`` first).
+    A version that is held keeps one of the publication's images, so drop it soon.
+
+    Example::
+
+        publication = rpc.publish({"w": torch.ones(3)}, name="held")
+        version = rpc.subscribe("held", from_="worker0").latest()
+        assert version.version == 1 and list(version) == ["w"] and version["w"].sum() == 3
+        publication.withdraw()
+    """
+
+    def __init__(self, view: _C.VersionView) -> None:
+        self._view = view
+        self._pieces = {name: (form, offset, nbytes) for name, form, offset, nbytes in view.pieces}
+
+    @property
+    def version(self) -> int:
+        """Its number: versions count from 1, and again from 1 if the publisher restarts."""
+        return self._view.version
+
+    @property
+    def checksum(self) -> int:
+        """The publisher's checksum of all bytes; 0 if it publishes none. A subscriber has compared it."""
+        return self._view.checksum
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        form, offset, nbytes = self._pieces[name]
+        like = tensor_form(form)
+        if like.nbytes != nbytes:
+            raise errors.ProtocolError(f"the publisher described {name!r} as another size than it has")
+        if nbytes == 0:
+            return torch.empty(like.shape, dtype=like.dtype)
+        return self._view.tensor(offset, nbytes).view(like.dtype).view(like.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pieces)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __repr__(self) -> str:
+        return f"<tensorferry version {self.version}: {len(self)} tensors>"
+
+
+@final
+class Subscription:
+    """A subscription to a publication of a peer: :meth:`Agent.subscribe` makes it.
+
+    On the publisher's host versions are read in place. On another host, one subscriber fetches the blocks that have
+    changed, and the others of its host map its copy. If the publisher dies, calls raise ConnectionLost; versions that
+    are held stay good. A later call subscribes again.
+
+    Example::
+
+        publication = rpc.publish({"w": torch.ones(3)}, name="weights")
+        subscription = rpc.subscribe("weights", from_="worker0")
+        assert subscription.latest()["w"].sum() == 3
+        assert subscription.wait(newer_than=0).version == 1
+        assert asyncio.run(subscription.wait_async(newer_than=0)).version == 1
+        mine = {"w": torch.zeros(3)}
+        assert subscription.into(mine).load() == 1 and mine["w"].sum() == 3
+        publication.withdraw()
+    """
+
+    def __init__(self, agent: Agent, name: str, publisher: str, timeout: float) -> None:
+        self.name = name
+        self.publisher = publisher
+        self._agent = agent
+        self._service = service_of(agent)
+        self._source = self._service.subscribe(publisher, name, _seconds(agent, timeout))
+
+    def latest(self, timeout: float = -1) -> Version:
+        """Returns the newest version.
+
+        Args:
+            timeout: seconds; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
+        """
+        return Version(self._source.newest(None, _seconds(self._agent, timeout)))
+
+    def wait(self, newer_than: int = 0, timeout: float = -1) -> Version:
+        """Waits for a version above ``newer_than``, and returns the newest. If the publisher has restarted since
+        the last version, any of its versions is newer.
+
+        Args:
+            newer_than: the number of a version.
+            timeout: seconds; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
+        """
+        return Version(self._source.newest(newer_than, _seconds(self._agent, timeout)))
+
+    async def wait_async(self, newer_than: int = 0, timeout: float = -1) -> Version:
+        """Waits as :meth:`wait`, on a thread of asyncio's.
+
+        Args:
+            newer_than: the number of a version.
+            timeout: seconds; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
+        """
+        return await asyncio.to_thread(self.wait, newer_than, timeout)
+
+    def into(self, target: Tensors | torch.nn.Module, map: Mapping[str, tuple[str, Any] | str] | None = None) -> Loader:
+        """Plans copies of each version into the reader's own tensors.
+
+        Args:
+            target: a module, or tensors by name. Tensors of other dtypes are cast to.
+            map: for names of the target: the name in the publication, or that and an index of it, such as
+                ``{"w": ("weight", slice(0, 512))}`` for a shard. Other names are the same on both sides.
+
+        Raises:
+            InvalidArgument: the publication lacks a name, or a shape does not fit.
+        """
+        return Loader(self, target, dict(map or {}))
+
+    @property
+    def carried(self) -> str:
+        """How versions come: "mapped", "mapped from" another subscriber of the host, or "copied"."""
+        return self._source.carried
+
+    @property
+    def fetched(self) -> int:
+        """The bytes that this subscription has fetched over links."""
+        return self._source.fetched
+
+
+@final
+class Loader:
+    """Planned copies of versions into tensors: :meth:`Subscription.into`.
+
+    Example::
+
+        publication = rpc.publish({"w": torch.ones(4)}, name="loaded")
+        half = {"w": torch.zeros(2, dtype=torch.float64)}
+        loader = rpc.subscribe("loaded", from_="worker0").into(half, map={"w": ("w", slice(2, 4))})
+        assert loader.wait() == 1 and half["w"].tolist() == [1.0, 1.0]
+        publication.update({"w": torch.zeros(4)})
+        assert loader.load() == 2
+        publication.withdraw()
+    """
+
+    def __init__(
+        self, subscription: Subscription, target: Tensors | torch.nn.Module, map: dict[str, tuple[str, Any] | str]
+    ) -> None:
+        self._subscription = subscription
+        self._target = _tensors_of(target)
+        self._map = {name: (where, ...) if isinstance(where, str) else where for name, where in map.items()}
+        if unknown := sorted(set(self._map) - set(self._target)):
+            raise errors.InvalidArgument(f"map= names tensors that the target lacks: {', '.join(unknown)}")
+        self.version = 0
+        self._epoch = 0
+        self._planned: list[Any] = []
+        self._plain: list[tuple[int, torch.Tensor]] = []
+        self._other: list[tuple[torch.Tensor, str, Any, int, int]] = []
+
+    def _plan(self, view: _C.VersionView) -> None:
+        """Sorts the copies into those of bytes as they are, and those by torch, which cast or leave gaps."""
+        pieces = {name: (form, offset, nbytes) for name, form, offset, nbytes in view.pieces}
+        self._plain, self._other = [], []
+        for name, tensor in self._target.items():
+            source, index = self._map.get(name, (name, ...))
+            if source not in pieces:
+                raise errors.InvalidArgument(f"{self._subscription.name!r} has no tensor {source!r}")
+            form, offset, nbytes = pieces[source]
+            part = tensor_form(form)[index]
+            if part.shape != tensor.shape:
+                raise errors.InvalidArgument(
+                    f"{name!r} has the shape {tuple(tensor.shape)}, and its part of {source!r} has {tuple(part.shape)}"
+                )
+            if part.dtype == tensor.dtype and part.is_contiguous() and tensor.is_contiguous() and tensor.is_cpu:
+                self._plain.append((offset + int(part.storage_offset()) * part.element_size(), tensor))
+            else:
+                self._other.append((tensor, source, index, offset, offset + nbytes))
+
+    def load(self, timeout: float = -1) -> int:
+        """Brings the tensors to the newest version, and returns its number. Copies only what has changed since the last
+        load; the program must not have written the tensors. After an error they still have the version before.
+
+        Args:
+            timeout: seconds; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
+        """
+        return self._load(self._subscription.latest(timeout), timeout)
+
+    def wait(self, timeout: float = -1) -> int:
+        """Waits for a version newer than the last one loaded, then does as :meth:`load`.
+
+        Args:
+            timeout: seconds; -1: the agent's default; 0: none.
+
+        Raises:
+            NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
+        """
+        return self._load(self._subscription.wait(self.version, timeout), timeout)
+
+    def _load(self, version: Version, timeout: float) -> int:
+        view = version._view
+        if view.epoch == self._epoch and view.version == self.version:
+            return self.version
+        if view.pieces != self._planned:
+            self._plan(view)
+            self._planned, self.version = view.pieces, 0
+        seconds = _seconds(self._subscription._agent, timeout)
+        ranges = self._subscription._source.changes(view, self.version, self._epoch, seconds)
+        self._subscription._service.copy(view, self._plain, ranges)
+        for tensor, source, index, begin, end in self._other:
+            if ranges is None or any(at < end and begin < at + size for at, size in ranges):
+                tensor.copy_(version[source][index])
+        self.version, self._epoch = view.version, view.epoch
+        return self.version

@@ -1,0 +1,308 @@
+#include "rpc/regions/remote_region.h"
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+#include "base/host.h"
+#include "base/text.h"
+#include "rpc/regions/owned_regions.h"
+
+namespace tensorferry::regions {
+namespace {
+
+constexpr std::size_t page_bytes = OwnedRegions::most_grants * sizeof(std::uint64_t);
+constexpr std::size_t prefetched = std::size_t{1} << 14;  // runs up to this size are copied by plain memcpy
+
+/// Copies runs of the process's memory at `base` to `into`. Returns 0 or an errno value, as cma::Process::read.
+int read_runs(std::int32_t pid, std::uint64_t base, const Runs& runs, std::byte* into) {
+  constexpr std::size_t most = 512;
+  std::array<iovec, most> remote{};
+  for (std::size_t next = 0; next < runs.offsets.size();) {
+    const auto count = std::min(most, runs.offsets.size() - next);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto address = base + runs.offsets[next + i];
+      remote[i] = {reinterpret_cast<void*>(address), runs.run_bytes};  // NOLINT(performance-no-int-to-ptr): remote
+    }
+    std::size_t skipped = 0;  // of the batch
+    const auto all = count * runs.run_bytes;
+    while (skipped < all) {
+      const auto first = skipped / runs.run_bytes;
+      const auto within = skipped % runs.run_bytes;
+      auto& begin = remote[first];
+      begin = {
+          reinterpret_cast<void*>(base + runs.offsets[next + first] + within),  // NOLINT(performance-no-int-to-ptr)
+          runs.run_bytes - within};
+      const iovec local{into + skipped, all - skipped};
+      const auto got = ::process_vm_readv(pid, &local, 1, &begin, count - first, 0);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return errno;
+      if (got == 0) return EFAULT;
+      skipped += static_cast<std::size_t>(got);
+    }
+    into += all;
+    next += count;
+  }
+  return 0;
+}
+
+std::atomic<std::uint64_t>& word_in(const Buffer& page, std::uint32_t slot) {
+  return reinterpret_cast<std::atomic<std::uint64_t>*>(page.data)[slot];
+}
+
+}  // namespace
+
+RemoteRegion::RemoteRegion(std::shared_ptr<RemoteRegions> regions, std::shared_ptr<Visit> visit, RegionGrant grant)
+    : regions_(std::move(regions)), visit_(std::move(visit)), grant_(std::move(grant)) {}
+
+RemoteRegion::~RemoteRegion() {
+  if (!visit_->ended()) tell(CloseRegion{visit_->number(), grant_.id});
+}
+
+void RemoteRegion::tell(const RegionMessage& message) {
+  Message out;
+  out.payload = encode(message);
+  RawCallOptions options;
+  options.timeout = Milliseconds(10000);
+  regions_->agent_->call(owner(), region_function, std::move(out), std::move(options));
+}
+
+Status RemoteRegion::dropped() const {
+  return {Code::not_found, formatted("region {} of \"{}\" was dropped or replaced by its owner", id(), owner())};
+}
+
+Status RemoteRegion::alive() const {
+  if (visit_->ended()) return visit_->why();
+  const bool there = page_.data == nullptr || word_in(page_, grant_.slot).load(std::memory_order_acquire) == grant_.id;
+  if (!there || dropped_.load(std::memory_order_relaxed)) return dropped();
+  return {};
+}
+
+Status RemoteRegion::noting_a_drop(Status status) {
+  if (status.code() == Code::not_found) dropped_.store(true, std::memory_order_relaxed);
+  return status;
+}
+
+Status RemoteRegion::check(const Runs& runs, const Buffer& memory, bool to_write) const {
+  if (to_write ? !grant_.write : !grant_.read) {
+    return {Code::permission_denied,
+            formatted("\"{}\" does not let this agent {} region {}", owner(), to_write ? "write" : "read", id())};
+  }
+  if (memory.device != Device{}) {
+    return {Code::invalid_argument, "memory on " + text_of(memory.device) +
+                                        ": regions are copied from and to host memory; devices are not supported yet"};
+  }
+  if (runs.offsets.size() > most_runs) {
+    return {Code::invalid_argument, formatted("a transfer has at most {} runs", most_runs)};
+  }
+  if (auto fits = check_runs(bytes(), runs.run_bytes, runs.offsets); !fits.ok()) return fits;
+  if (memory.bytes == runs.bytes()) return {};
+  return {Code::invalid_argument, formatted("{} bytes of region {} of \"{}\", but memory of {} bytes", runs.bytes(),
+                                            id(), owner(), memory.bytes)};
+}
+
+Status RemoteRegion::copy_mapped(const Runs& runs, std::byte* memory, bool to_region) {
+  if (auto before = alive(); !before.ok()) return before;
+  auto* const base = memory_.data + grant_.offset;
+  if (runs.run_bytes <= prefetched && runs.offsets.size() <= 64) {
+    for (const auto offset : runs.offsets) {
+      std::memcpy(to_region ? base + offset : memory, to_region ? memory : base + offset, runs.run_bytes);
+      memory += runs.run_bytes;
+    }
+  } else {
+    std::vector<Copier::Piece> pieces;
+    pieces.reserve(runs.offsets.size());
+    for (const auto offset : runs.offsets) {
+      pieces.push_back({to_region ? base + offset : memory, to_region ? memory : base + offset, runs.run_bytes});
+      memory += runs.run_bytes;
+    }
+    regions_->copier_.copy(pieces);
+  }
+  // The second look comes after the copy, on every processor.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return alive();
+}
+
+Status RemoteRegion::read_in_place(const Runs& runs, std::byte* into) {
+  const auto look = [&]() -> int {
+    std::uint64_t word = 0;
+    const auto error = process_->read(reinterpret_cast<std::byte*>(&word), grant_.word_address, sizeof word);
+    return error != 0 ? error : word == grant_.id ? 0 : ENOENT;
+  };
+  auto error = look();
+  if (error == 0 && runs.run_bytes != 0) error = read_runs(process_->pid(), grant_.address, runs, into);
+  if (error == 0 || error == EFAULT) {
+    const auto after = look();
+    if (after != 0) error = after;
+  }
+  if (!process_->alive()) error = ESRCH;
+  if (error == 0) return visit_->ended() ? visit_->why() : Status();
+  if (error == ENOENT) return dropped();
+  if (error == ESRCH) return {Code::connection_lost, formatted("\"{}\" has gone: its process has ended", owner())};
+  return {Code::channel_unavailable, cma::is_refusal(error) ? cma::text_of_refusal(error) : std::strerror(error)};
+}
+
+Status RemoteRegion::read(const Runs& runs, const Buffer& into, const TransferLimits& limits) {
+  if (auto fits = check(runs, into, false); !fits.ok()) return fits;
+  if (auto good = alive(); !good.ok()) return good;
+  if (reach() == Reach::mapped) return copy_mapped(runs, into.data, false);
+  if (reach() == Reach::in_place) {
+    auto read = read_in_place(runs, into.data);
+    if (read.code() != Code::channel_unavailable) return noting_a_drop(std::move(read));
+    reach_.store(Reach::served, std::memory_order_relaxed);  // memory that the kernel does not let us read
+  }
+  return noting_a_drop(read_served(runs, into, limits));
+}
+
+Status RemoteRegion::write(const Runs& runs, const Buffer& from, std::optional<std::uint64_t> notify,
+                           const TransferLimits& limits) {
+  if (auto fits = check(runs, from, true); !fits.ok()) return fits;
+  if (auto good = alive(); !good.ok()) return good;
+  auto status =
+      reach() == Reach::mapped ? copy_mapped(runs, from.data, true) : noting_a_drop(write_served(runs, from, limits));
+  if (!status.ok() || !notify) return status;
+  return regions_->ask(owner(), NotifyOwner{visit_->number(), id(), *notify}, {}, {}, limits).status();
+}
+
+/// Calls `part(first, count)` for as many runs at a time as one message may have.
+template <class Part>
+Status in_messages(const Runs& runs, const Part& part) {
+  const auto fits =
+      runs.run_bytes == 0 ? most_runs : std::min<std::uint64_t>(most_served_bytes / runs.run_bytes, most_runs);
+  const auto at_once = static_cast<std::size_t>(std::max<std::uint64_t>(fits, 1));
+  for (std::size_t first = 0; first < runs.offsets.size(); first += at_once) {
+    const auto begin = runs.offsets.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto count = std::min(at_once, runs.offsets.size() - first);
+    auto status =
+        part(Runs{runs.run_bytes, {begin, begin + static_cast<std::ptrdiff_t>(count)}}, first * runs.run_bytes);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+/// Splits runs that are larger than a message into several.
+Runs small_runs(const Runs& runs, std::uint64_t offset, std::uint64_t bytes) {
+  return {bytes, {runs.offsets.front() + offset}};
+}
+
+Status RemoteRegion::read_served(const Runs& runs, const Buffer& into, const TransferLimits& limits) {
+  const auto part = [&](const Runs& few, std::uint64_t at) -> Status {
+    const Buffer target{{}, into.data + at, few.bytes(), nullptr, into.owner};
+    auto reply =
+        regions_->ask(owner(), ReadRuns{visit_->number(), id(), few.run_bytes, few.offsets}, {}, target, limits);
+    if (!reply.ok()) return reply.status();
+    if (reply->buffers.size() != 1 || reply->buffers[0].bytes != few.bytes()) {
+      return {Code::protocol_error, formatted("\"{}\" answered a read with other bytes than were asked for", owner())};
+    }
+    if (reply->buffers[0].data != target.data && few.bytes() != 0) {
+      std::memcpy(target.data, reply->buffers[0].data, few.bytes());
+    }
+    return {};
+  };
+  if (runs.run_bytes <= most_served_bytes) return in_messages(runs, part);
+  for (std::size_t run = 0; run < runs.offsets.size(); ++run) {
+    for (std::uint64_t at = 0; at < runs.run_bytes; at += most_served_bytes) {
+      const auto bytes = std::min(most_served_bytes, runs.run_bytes - at);
+      auto status = part(small_runs({0, {runs.offsets[run]}}, at, bytes), run * runs.run_bytes + at);
+      if (!status.ok()) return status;
+    }
+  }
+  return {};
+}
+
+Status RemoteRegion::write_served(const Runs& runs, const Buffer& from, const TransferLimits& limits) {
+  const auto part = [&](const Runs& few, std::uint64_t at) -> Status {
+    Message bytes;
+    bytes.buffers.push_back({{}, from.data + at, few.bytes(), nullptr, from.owner});
+    return regions_
+        ->ask(owner(), WriteRuns{visit_->number(), id(), few.run_bytes, few.offsets}, std::move(bytes), {}, limits)
+        .status();
+  };
+  if (runs.run_bytes <= most_served_bytes) return in_messages(runs, part);
+  for (std::size_t run = 0; run < runs.offsets.size(); ++run) {
+    for (std::uint64_t at = 0; at < runs.run_bytes; at += most_served_bytes) {
+      const auto bytes = std::min(most_served_bytes, runs.run_bytes - at);
+      auto status = part(small_runs({0, {runs.offsets[run]}}, at, bytes), run * runs.run_bytes + at);
+      if (!status.ok()) return status;
+    }
+  }
+  return {};
+}
+
+RemoteRegions::RemoteRegions(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visits> visits)
+    : agent_(std::move(agent)), visits_(std::move(visits)), place_(own_place()), proof_(random_word()) {}
+
+Result<Received> RemoteRegions::ask(const std::string& owner, const RegionMessage& message, Message bytes,
+                                    const Buffer& into, const TransferLimits& limits) const {
+  bytes.payload = encode(message);
+  RawCallOptions options;
+  options.timeout = limits.timeout;
+  options.label = "a region's message";
+  if (into.data != nullptr) options.into.push_back(into);
+  auto call = agent_->call(owner, region_function, std::move(bytes), std::move(options));
+  if (call.wait(std::nullopt, limits.interrupted)) return call.take();
+  call.cancel();
+  // A reply that is landing in the caller's memory is awaited, because the memory must not be written afterwards.
+  call.wait();
+  if (auto ended = call.take(); ended.ok()) return ended;
+  return Status(Code::cancelled, "the transfer was interrupted");
+}
+
+void RemoteRegions::attach(RemoteRegion& region, std::vector<Buffer> buffers) const {
+  const auto& grant = region.grant_;
+  if (grant.page && !buffers.empty() && buffers[0].bytes >= page_bytes && grant.slot < OwnedRegions::most_grants) {
+    region.page_ = std::move(buffers[0]);
+  }
+  const auto most = most_.load();
+  if (grant.reach == Reach::mapped && most == Reach::mapped && region.page_.data != nullptr && buffers.size() == 2 &&
+      grant.offset <= buffers[1].bytes && grant.bytes <= buffers[1].bytes - grant.offset) {
+    region.memory_ = std::move(buffers[1]);
+    region.reach_ = Reach::mapped;
+    return;
+  }
+  if (most == Reach::served || grant.process.pid == 0 || place_.process.pid == 0) return;
+  auto process = cma::Process::find(grant.process);
+  if (!process.ok()) return;
+  std::uint64_t word = 0;
+  const auto error = process->read(reinterpret_cast<std::byte*>(&word), grant.proof_address, sizeof word);
+  if (error != 0 || word != proof_) return;
+  region.process_.emplace(*std::move(process));
+  region.reach_ = Reach::in_place;
+}
+
+Result<std::shared_ptr<RemoteRegion>> RemoteRegions::grant(const RegionKey& key, const std::shared_ptr<Visit>& visit,
+                                                           bool map, const TransferLimits& limits) {
+  const OpenRegion asked{visit->number(), key.incarnation, key.id, key.name, map, place_, proof_};
+  auto reply = ask(key.owner, asked, {}, {}, limits);
+  if (!reply.ok()) return reply.status();
+  auto grant = decode<RegionGrant>(reply->payload);
+  if (!grant) return Status(Code::protocol_error, formatted("\"{}\" sent a malformed grant of a region", key.owner));
+  std::shared_ptr<RemoteRegion> out(new RemoteRegion(shared_from_this(), visit, *std::move(grant)));
+  attach(*out, std::move(reply->buffers));
+  return out;
+}
+
+Result<std::shared_ptr<RemoteRegion>> RemoteRegions::open(const RegionKey& key, const TransferLimits& limits) {
+  const std::pair place(key.owner, key.id);
+  if (key.id != 0) {
+    const std::lock_guard lock(mutex_);
+    const auto known = open_.find(place);
+    auto region = known == open_.end() ? nullptr : known->second.lock();
+    if (region && region->alive().ok()) return region;
+  }
+  const auto visit = visits_->visit(key.owner);
+  if (visit->ended()) return visit->why();
+  auto opened = grant(key, visit, most_.load() == Reach::mapped, limits);
+  if (!opened.ok() && opened.status().code() == Code::channel_unavailable) opened = grant(key, visit, false, limits);
+  if (!opened.ok()) return opened.status();
+  const std::lock_guard lock(mutex_);
+  std::erase_if(open_, [](const auto& each) { return each.second.expired(); });
+  open_[{key.owner, (*opened)->id()}] = *opened;
+  return opened;
+}
+
+}  // namespace tensorferry::regions

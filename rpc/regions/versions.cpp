@@ -1,0 +1,265 @@
+#include "rpc/regions/versions.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/text.h"
+#include "channels/region.h"
+
+namespace tensorferry::regions {
+namespace {
+
+constexpr std::size_t most_steps = 256;
+constexpr std::uint64_t piece_alignment = 64;
+// Images from this size on are written past the caches: readers find nothing of them there.
+constexpr std::uint64_t streams_from = std::uint64_t{32} << 20;
+
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) noexcept {
+  constexpr std::uint64_t prime = 0x9e3779b97f4a7c15;
+  return std::rotl((hash ^ word) * prime, 29);
+}
+
+}  // namespace
+
+bool ImageLayout::valid() const {
+  if (!std::has_single_bit(block) || block < (4U << 10) || block > (64U << 10) || bytes > (std::uint64_t{1} << 48)) {
+    return false;
+  }
+  return std::ranges::all_of(
+      pieces, [&](const auto& piece) { return piece.bytes <= bytes && piece.offset <= bytes - piece.bytes; });
+}
+
+void lay_out(ImageLayout& layout) {
+  std::uint64_t at = 0;
+  for (auto& piece : layout.pieces) {
+    piece.offset = at;
+    at += (piece.bytes + piece_alignment - 1) / piece_alignment * piece_alignment;
+  }
+  layout.bytes = at;
+}
+
+std::uint64_t hash_of(ByteView bytes) noexcept {
+  std::array<std::uint64_t, 4> lanes{1, 2, 3, 4};
+  std::array<std::uint64_t, 4> words{};
+  const auto* at = bytes.data();
+  auto left = bytes.size();
+  for (; left >= sizeof words; left -= sizeof words, at += sizeof words) {
+    std::memcpy(words.data(), at, sizeof words);
+    for (std::size_t lane = 0; lane < lanes.size(); ++lane) lanes[lane] = mixed(lanes[lane], words[lane]);
+  }
+  words = {};
+  if (left != 0) std::memcpy(words.data(), at, left);
+  auto hash = mixed(left, bytes.size());
+  for (std::size_t lane = 0; lane < lanes.size(); ++lane) hash = mixed(hash, mixed(lanes[lane], words[lane]));
+  return hash;
+}
+
+std::vector<std::uint64_t> block_hashes(ByteView image, std::uint32_t block) {
+  std::vector<std::uint64_t> out;
+  out.reserve(image.size() / block + 1);
+  for (std::size_t at = 0; at < image.size(); at += block) {
+    out.push_back(hash_of(image.subspan(at, std::min<std::size_t>(block, image.size() - at))));
+  }
+  return out;
+}
+
+std::uint64_t checksum_of(const std::vector<std::uint64_t>& hashes) noexcept {
+  std::uint64_t sum = hashes.size();
+  for (const auto hash : hashes) sum = mixed(sum, hash);
+  return sum;
+}
+
+VersionStore::VersionStore(ImageLayout layout, Options options) : layout_(std::move(layout)), options_(options) {}
+
+VersionLease VersionStore::current() const {
+  const std::lock_guard lock(mutex_);
+  return current_;
+}
+
+std::size_t VersionStore::images() const {
+  const std::lock_guard lock(mutex_);
+  return images_.size();
+}
+
+void VersionStore::abandon(const VersionLease& lease) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(images_, lease, [](const auto& each) { return VersionLease(each); });
+  if (found == images_.end()) return;
+  (*found)->abandoned = true;
+  if (*found != current_) images_.erase(found);
+  freed_.notify_all();
+}
+
+void VersionStore::lease_ended() {
+  { const std::lock_guard lock(mutex_); }  // what the lease's holder has read comes before the next write
+  freed_.notify_all();
+}
+
+Result<std::shared_ptr<VersionImage>> VersionStore::free_image(std::optional<Clock::time_point> until,
+                                                               const std::function<std::string()>& holders,
+                                                               const std::function<bool()>& interrupted) {
+  constexpr Milliseconds look_every{10};
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    std::shared_ptr<VersionImage>* best = nullptr;
+    for (auto& image : images_) {
+      if (image == current_ || image->abandoned || image.use_count() != 1) continue;
+      if (best == nullptr || image->version > (*best)->version) best = &image;
+    }
+    if (best != nullptr) {
+      std::atomic_thread_fence(std::memory_order_acquire);  // after the last reads of the lease that ended elsewhere
+      return *best;
+    }
+    if (images_.size() < options_.kept) break;
+    const auto now = Clock().now();
+    if (until && now >= *until) {
+      lock.unlock();
+      return Status(
+          Code::resource_exhausted,
+          formatted("all {} images of the publication are read{}: raise kept=, or let readers drop old versions",
+                    options_.kept, holders ? ", by " + holders() : ""));
+    }
+    freed_.wait_until(lock, std::min(now + look_every, until.value_or(Clock::time_point::max())));
+    if (!interrupted) continue;
+    lock.unlock();
+    if (interrupted()) return Status(Code::cancelled, "the wait for a free image was interrupted");
+    lock.lock();
+  }
+  lock.unlock();
+  auto memory = Regions::of_this_process().make(std::max<std::uint64_t>(layout_.bytes, 1));
+  if (!memory.ok()) return memory.status();
+  auto image = std::make_shared<VersionImage>();
+  image->memory = *std::move(memory);
+  if (layout_.checksums) image->hashes.resize(layout_.blocks());
+  lock.lock();
+  images_.push_back(image);
+  return image;
+}
+
+std::optional<VersionStore::Marks> VersionStore::marks_between(std::uint64_t version, std::uint64_t base) const {
+  Marks out(layout_.blocks());
+  if (base == version) return out;
+  auto wanted = version;
+  for (auto step = steps_.rbegin(); step != steps_.rend() && base != 0; ++step) {
+    if (step->version > wanted) continue;
+    if (step->version != wanted) return std::nullopt;
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] |= step->marks[i];
+    wanted = step->previous;
+    if (wanted == base) return out;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::vector<ByteRange>> VersionStore::changes(std::uint64_t version, std::uint64_t base) const {
+  std::optional<Marks> marks;
+  {
+    const std::lock_guard lock(mutex_);
+    marks = marks_between(version, base);
+  }
+  if (!marks) return std::nullopt;
+  for (const auto& piece : layout_.pieces) {
+    if (piece.bytes == 0) continue;
+    const auto begin = marks->begin() + static_cast<std::ptrdiff_t>(piece.offset / layout_.block);
+    const auto end = marks->begin() + static_cast<std::ptrdiff_t>((piece.offset + piece.bytes - 1) / layout_.block + 1);
+    if (std::count(begin, end, 1) * 2 > end - begin) std::fill(begin, end, 1);
+  }
+  std::vector<ByteRange> out;
+  for (std::size_t i = 0; i < marks->size(); ++i) {
+    if ((*marks)[i] == 0) continue;
+    const auto at = std::uint64_t{i} * layout_.block;
+    const auto bytes = std::min<std::uint64_t>(layout_.block, layout_.bytes - at);
+    if (!out.empty() && out.back().offset + out.back().bytes == at) {
+      out.back().bytes += bytes;
+    } else {
+      out.push_back({at, bytes});
+    }
+  }
+  return out;
+}
+
+void VersionStore::publish(std::shared_ptr<VersionImage> image, std::uint64_t version, std::uint64_t previous,
+                           Marks marks) {
+  const std::lock_guard lock(mutex_);
+  image->version = version;
+  steps_.push_back({version, previous, std::move(marks)});
+  if (steps_.size() > most_steps) steps_.pop_front();
+  if (current_ && current_->abandoned) std::erase(images_, current_);
+  current_ = std::move(image);
+}
+
+Result<std::uint64_t> VersionStore::update(std::span<const std::byte* const> pieces,
+                                           std::optional<Clock::time_point> until,
+                                           const std::function<std::string()>& holders,
+                                           const std::function<bool()>& interrupted) {
+  const auto base = current();
+  auto found = free_image(until, holders, interrupted);
+  if (!found.ok()) return found.status();
+  auto image = *std::move(found);
+  const auto previous = base ? base->version : 0;
+  Marks stale;  // blocks in which the image differs from the current version
+  {
+    const std::lock_guard lock(mutex_);
+    auto known = image->version == 0 ? std::nullopt : marks_between(previous, image->version);
+    stale = known ? *std::move(known) : Marks(layout_.blocks(), 1);
+    image->version = 0;
+  }
+  Marks changed(layout_.blocks());
+  const bool streams = layout_.bytes >= streams_from;
+  const auto copy_block = [&](std::size_t at, std::size_t bytes) {
+    const auto place = at / layout_.block;
+    auto piece = std::ranges::upper_bound(layout_.pieces, at, {}, &ImagePiece::offset) - 1;
+    // Compares and copies the parts of the pieces that lie in this block; first to see whether it has changed.
+    const auto each_part = [&](const auto& part) {
+      for (auto here = piece; here != layout_.pieces.end() && here->offset < at + bytes; ++here) {
+        const auto begin = std::max<std::uint64_t>(at, here->offset);
+        const auto end = std::min<std::uint64_t>(at + bytes, here->offset + here->bytes);
+        if (begin >= end) continue;
+        const auto* const from = pieces[static_cast<std::size_t>(here - layout_.pieces.begin())];
+        if (!part(begin, from + (begin - here->offset), end - begin)) return false;
+      }
+      return true;
+    };
+    const bool same = base && each_part([&](std::uint64_t to, const std::byte* from, std::size_t size) {
+                        return std::memcmp(base->memory.data + to, from, size) == 0;
+                      });
+    changed[place] = same ? 0 : 1;
+    if (same && stale[place] == 0) return;
+    each_part([&](std::uint64_t to, const std::byte* from, std::size_t size) {
+      copy_streaming(image->memory.data + to, from, size, streams ? best_streaming() : Streaming::none);
+      return true;
+    });
+    if (layout_.checksums) image->hashes[place] = hash_of({image->memory.data + at, bytes});
+  };
+  constexpr std::size_t chunk = std::size_t{1} << 20;
+  copier_.in_parts(layout_.bytes, chunk, [&](std::size_t begin, std::size_t size) {
+    for (auto at = begin; at < begin + size; at += layout_.block) {
+      copy_block(at, std::min<std::size_t>(layout_.block, begin + size - at));
+    }
+  });
+  const auto version = previous + 1;
+  publish(std::move(image), version, previous, std::move(changed));
+  return version;
+}
+
+Status VersionStore::take_over(std::uint64_t version, const Fetch& fetch, std::optional<Clock::time_point> until) {
+  const auto base = current();
+  auto found = free_image(until, {}, {});
+  if (!found.ok()) return found.status();
+  auto image = *std::move(found);
+  const auto had = std::exchange(image->version, 0);
+  const auto previous = base ? base->version : 0;
+  auto ranges = fetch(had, previous, *image);
+  if (!ranges.ok()) return ranges.status();
+  Marks changed(layout_.blocks());
+  for (const auto& range : *ranges) {
+    for (auto at = range.offset; at < range.offset + range.bytes; at += layout_.block) {
+      changed[static_cast<std::size_t>(at / layout_.block)] = 1;
+    }
+  }
+  if (layout_.checksums) image->hashes = block_hashes({image->memory.data, layout_.bytes}, layout_.block);
+  publish(std::move(image), version, previous, std::move(changed));
+  return {};
+}
+
+}  // namespace tensorferry::regions

@@ -1,0 +1,140 @@
+/// The memory of published versions: whole images of a set of tensors, written once, read by many.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "agent/agent.h"
+#include "base/record.h"
+#include "channels/copy.h"
+
+namespace tensorferry::regions {
+
+/// One tensor of a set: where its bytes are in an image.
+struct ImagePiece {
+  std::string name;
+  std::string form;  // the dtype and the shape, for the layers above
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  static constexpr std::tuple fields{at_most(&ImagePiece::name, 4096), at_most(&ImagePiece::form, 4096),
+                                     &ImagePiece::offset, &ImagePiece::bytes};
+  bool operator==(const ImagePiece&) const = default;
+};
+/// What all versions of a publication have in common.
+struct ImageLayout {
+  std::uint64_t bytes = 0;
+  std::uint32_t block = 64 << 10;  // a delta consists of blocks of so many bytes: a power of two, 4 KB to 64 KB
+  bool checksums = false;
+  std::vector<ImagePiece> pieces;
+  static constexpr std::tuple fields{&ImageLayout::bytes, &ImageLayout::block, &ImageLayout::checksums,
+                                     at_most(&ImageLayout::pieces, 1 << 20)};
+  /// Returns whether every piece lies within the image, and the block size is one of those allowed.
+  [[nodiscard]] bool valid() const;
+  [[nodiscard]] std::size_t blocks() const { return static_cast<std::size_t>((bytes + block - 1) / block); }
+  bool operator==(const ImageLayout&) const = default;
+};
+/// Gives each piece its offset, and the image its size. The other members are kept.
+void lay_out(ImageLayout& layout);
+
+/// Bytes of an image.
+struct ByteRange {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  static constexpr std::tuple fields{varint(&ByteRange::offset), varint(&ByteRange::bytes)};
+  bool operator==(const ByteRange&) const = default;
+};
+
+/// The memory of one version. Its bytes do not change while a VersionLease of it lives.
+struct VersionImage {
+  std::uint64_t version = 0;          // 0: it has no version's bytes yet
+  Buffer memory;                      // of a region of the process (channels/region.h), so that peers can map it
+  std::vector<std::uint64_t> hashes;  // of its blocks; empty without checksums
+  bool abandoned = false;             // a peer that was lost may still read it: it is never written again
+};
+using VersionLease = std::shared_ptr<const VersionImage>;
+
+/// Returns a hash of bytes: it tells torn or damaged bytes, not an adversary's.
+std::uint64_t hash_of(ByteView bytes) noexcept;
+/// Returns the hashes of the blocks of an image, and the checksum of a version that has these hashes.
+std::vector<std::uint64_t> block_hashes(ByteView image, std::uint32_t block);
+std::uint64_t checksum_of(const std::vector<std::uint64_t>& hashes) noexcept;
+
+/// The versions of one publication, at its publisher or at a subscriber that keeps a copy.
+///
+/// The model. There are at most `kept` images. The newest complete one is current. A lease of an image is a reference
+/// to it; an image without a lease that is not current is free. A new version is written into a free image, and then
+/// made current under the lock: so no reader can get an image whose bytes are not all there, and no image that a reader
+/// has is written. A free image keeps the bytes of an older version, so only the blocks that have changed since then
+/// are written.
+///
+/// If a peer is lost while it holds a lease, it may still live and read: the image is abandoned, and another takes its
+/// place. So no lost message, time-out or kill lets a reader see bytes of two versions.
+///
+/// Thread-safe, but one thread at a time makes a version.
+class VersionStore final {
+ public:
+  struct Options {
+    std::size_t kept = 3;  // images, at least 2
+  };
+  VersionStore(ImageLayout layout, Options options);
+
+  [[nodiscard]] const ImageLayout& layout() const noexcept { return layout_; }
+  /// Returns the newest version; null before the first.
+  [[nodiscard]] VersionLease current() const;
+
+  /// Makes version current + 1 of these bytes: one pointer for each piece, with the bytes of the piece. Copies only
+  /// blocks that differ. Waits for a free image until `until`. ResourceExhausted: all images are leased; `holders`
+  /// tells whose leases they are. Also the errors of memory.
+  Result<std::uint64_t> update(std::span<const std::byte* const> pieces, std::optional<Clock::time_point> until,
+                               const std::function<std::string()>& holders,
+                               const std::function<bool()>& interrupted = {});
+
+  /// For a copy of another agent's versions: makes `version` of what `fetch` brings. `fetch(base, image)` makes an
+  /// image that has the bytes of version `base` (0: none) have those of `version`, and returns the ranges that have
+  /// changed between `previous` (the current version) and `version`, or why it failed: then the image counts as empty.
+  using Fetch = std::function<Result<std::vector<ByteRange>>(std::uint64_t base, std::uint64_t previous,
+                                                             const VersionImage& image)>;
+  Status take_over(std::uint64_t version, const Fetch& fetch, std::optional<Clock::time_point> until);
+
+  /// Returns the ranges of `version` that differ from version `base`, as whole blocks, adjacent ones joined. nullopt:
+  /// the store does not know; then everything may differ. A tensor of which more than half has changed is one range.
+  [[nodiscard]] std::optional<std::vector<ByteRange>> changes(std::uint64_t version, std::uint64_t base) const;
+  /// Never writes the image again.
+  void abandon(const VersionLease& lease);
+  /// Wakes update(), because a lease may have ended.
+  void lease_ended();
+  [[nodiscard]] std::size_t images() const;
+
+ private:
+  using Marks = std::vector<std::uint8_t>;  // one for each block: 1 if it differs
+  struct Step {
+    std::uint64_t version, previous;
+    Marks marks;
+  };
+  Result<std::shared_ptr<VersionImage>> free_image(std::optional<Clock::time_point> until,
+                                                   const std::function<std::string()>& holders,
+                                                   const std::function<bool()>& interrupted);
+  /// Returns the blocks that differ between the versions, under the lock.
+  [[nodiscard]] std::optional<Marks> marks_between(std::uint64_t version, std::uint64_t base) const;
+  void publish(std::shared_ptr<VersionImage> image, std::uint64_t version, std::uint64_t previous, Marks marks);
+
+  const ImageLayout layout_;
+  const Options options_;
+  Copier copier_;
+  mutable std::mutex mutex_;
+  std::condition_variable freed_;
+  std::vector<std::shared_ptr<VersionImage>> images_;
+  std::shared_ptr<VersionImage> current_;
+  std::deque<Step> steps_;
+};
+
+}  // namespace tensorferry::regions

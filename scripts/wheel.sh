@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Builds the wheel of the package for the torch of .venv, checks it, and runs it in an environment of its own:
+#   make wheel                    the wheel is dist/tensorferry-*.whl
+#   scripts/wheel.sh FILE.whl     checks and runs one that was built before
+#
+# libtorch is not copied into the wheel: the wheel needs the torch that it was built with, which pip installs beside it.
+# auditwheel, if .venv has it, names the wheel by the oldest glibc that it runs on, and refuses other libraries.
+. "$(dirname "$0")/common.sh"
+built=${1:-}
+if [ -z "$built" ]; then
+  scripts/system.sh build
+  scripts/venv.sh lint # has scikit-build-core and pybind11-stubgen
+  say "building the wheel (as long as a full build)"
+  mkdir -p dist
+  rm -f dist/tensorferry-*.whl
+  CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$venv/bin/python" -m pip wheel . --no-deps --no-build-isolation -w dist
+  built=$(echo dist/tensorferry-*.whl)
+fi
+
+say "checking $built"
+for name in _C.pyi py.typed _build_info.py __main__.py doctor/__init__.py; do
+  unzip -l "$built" | grep -q " tensorferry/$name\$" || die "$built lacks tensorferry/$name"
+done
+if "$venv/bin/python" -c 'import auditwheel' 2>/dev/null; then
+  "$venv/bin/python" -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libcud*' \
+    --exclude 'libnv*' -w dist/repaired "$built"
+  rm "$built"
+  mv dist/repaired/*.whl dist
+  rmdir dist/repaired
+  built=$(echo dist/tensorferry-*.whl)
+else
+  say "auditwheel is not installed in $venv: the wheel runs on systems with this glibc or a newer one"
+fi
+
+# A bare environment: it sees the torch of .venv, and nothing of this tree.
+bare=$(mktemp -d)
+trap 'rm -rf "$bare"' EXIT
+"$venv/bin/python" -m venv "$bare/venv"
+"$venv/bin/python" -c 'import site; print("\n".join(site.getsitepackages()))' \
+  >"$("$bare/venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')/torch-of-the-build.pth"
+"$bare/venv/bin/python" -m pip install -q --no-deps "$built"
+cp -r examples/01-hello examples/03-parameter-server "$bare"
+
+say "running hello and the parameter server in it"
+cd "$bare"
+"$bare/venv/bin/python" -c 'import tensorferry; print(tensorferry.__file__)' | grep -q "^$bare/" || die "another package is imported"
+for example in 01-hello 03-parameter-server; do
+  "$bare/venv/bin/python" "$bare/$example/main.py"
+done
+"$bare/venv/bin/tensorferry" doctor local
+say "$built is good"

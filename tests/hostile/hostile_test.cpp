@@ -1,0 +1,180 @@
+// A peer that has the key sends an agent generated frames, while the agent serves an honest peer.
+//
+// TENSORFERRY_SEED=7 draws the frames of seed 7 again. Threads still run as the system schedules them.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/agent/patience.h"
+
+namespace tensorferry {
+namespace {
+
+using namespace tensorferry::testing;
+using std::chrono::seconds;
+
+/// A child with pipes at its input and output. Ends it when destroyed.
+class Program {
+ public:
+  explicit Program(std::vector<std::string> command) {
+    std::array<int, 2> in{}, out{};
+    EXPECT_EQ(::pipe2(in.data(), O_CLOEXEC) | ::pipe2(out.data(), O_CLOEXEC), 0);
+    std::vector<char*> arguments;
+    for (auto& each : command) arguments.push_back(each.data());
+    arguments.push_back(nullptr);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::dup2(in[0], 0);
+      ::dup2(out[1], 1);
+      ::execv(arguments[0], arguments.data());
+      ::_exit(127);
+    }
+    ::close(in[0]);
+    ::close(out[1]);
+    in_ = in[1];
+    out_ = ::fdopen(out[0], "r");
+  }
+  ~Program() {
+    if (pid_ > 0) ::kill(pid_, SIGKILL);
+    static_cast<void>(exit_status());
+    ::close(in_);
+    std::fclose(out_);
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  std::string read_line() {
+    std::string line;
+    for (int c = std::fgetc(out_); c != EOF && c != '\n'; c = std::fgetc(out_)) line += static_cast<char>(c);
+    return line;
+  }
+  std::string ask() {
+    EXPECT_EQ(::write(in_, "\n", 1), 1);
+    return read_line();
+  }
+  /// Waits for the end. Returns the exit status, or -1 if a signal ended the process.
+  int exit_status() {
+    if (pid_ <= 0) return status_;
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    pid_ = 0;
+    return status_ = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  void end_input() { ::close(std::exchange(in_, -1)); }
+  [[nodiscard]] bool is_alive() const {
+    siginfo_t ended{};
+    return ::waitid(P_PID, static_cast<id_t>(pid_), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == 0;
+  }
+  [[nodiscard]] std::string process() const { return "/proc/" + std::to_string(pid_); }
+
+ private:
+  pid_t pid_ = 0;
+  int in_ = -1, status_ = -1;
+  std::FILE* out_ = nullptr;
+};
+
+/// What a process has of the system at a moment.
+struct Holdings {
+  std::size_t descriptors = 0, threads = 0, resident_mebibytes = 0;
+
+  static Holdings of(const Program& program) {
+    std::size_t pages = 0, resident = 0;
+    std::ifstream(program.process() + "/statm") >> pages >> resident;
+    return {entries_of((program.process() + "/fd").c_str()), entries_of((program.process() + "/task").c_str()),
+            resident >> 8};
+  }
+  friend std::ostream& operator<<(std::ostream& out, const Holdings& holds) {
+    return out << holds.descriptors << " descriptors, " << holds.threads << " threads, " << holds.resident_mebibytes
+               << " MiB";
+  }
+};
+
+/// What the honest peer has seen since it was asked last.
+struct Served {
+  std::int64_t calls = 0, failed = 0, p50 = 0, p99 = 0, most = 0;  // times in microseconds
+
+  static Served by(Program& honest) {
+    Served served;
+    std::istringstream(honest.ask()) >> served.calls >> served.failed >> served.p50 >> served.p99 >> served.most;
+    return served;
+  }
+  friend std::ostream& operator<<(std::ostream& out, const Served& served) {
+    return out << served.calls << " calls, " << served.failed << " failed, p50 " << served.p50 << " us, p99 "
+               << served.p99 << " us, most " << served.most << " us";
+  }
+};
+
+std::uint64_t seed_of_this_run() {
+  const char* given = std::getenv("TENSORFERRY_SEED");
+  return given != nullptr ? std::strtoull(given, nullptr, 10) : static_cast<std::uint64_t>(::getpid()) * 1'000'003;
+}
+
+const std::string key = "a key that the hostile peer has too";
+
+TEST(HostilePeer, GeneratedFramesHarmNoOtherPeerAndNothingOfThemIsKept) {
+  ::setenv("TENSORFERRY_LOG", "error", 0);
+  const auto seed = seed_of_this_run();
+  Program target({HOSTILE_AGENT, "target", key});
+  std::string port, by_unix, by_tcp;
+  std::istringstream(target.read_line()) >> port >> by_unix >> by_tcp;
+  ASSERT_FALSE(by_tcp.empty());
+  Program honest({HOSTILE_AGENT, "honest", key, port});
+  const auto attack = [&](int frames, std::uint64_t drawn) {
+    Program peer({HOSTILE_PEER, by_unix, by_tcp, key, std::to_string(frames), std::to_string(drawn)});
+    const auto said = peer.read_line();
+    std::cout << said << std::endl;
+    EXPECT_EQ(peer.exit_status(), 0) << "seed " << drawn;
+  };
+
+  attack(rounds(50'000), seed);  // the caches fill
+  Served::by(honest);
+  std::this_thread::sleep_for(seconds(is_soak ? 5 : 1));
+  const auto quiet = Served::by(honest);
+  const auto before = Holdings::of(target);
+  std::cout << "without the attack: " << quiet << "; " << before << std::endl;
+
+  attack(rounds(1'000'000), seed + 1);
+  ASSERT_TRUE(target.is_alive()) << "seed " << seed + 1;
+  const auto attacked = Served::by(honest);
+  std::cout << "with the attack:    " << attacked << "; " << Holdings::of(target) << std::endl;
+  EXPECT_GT(attacked.calls, 0) << "seed " << seed + 1;
+  EXPECT_EQ(attacked.failed, 0) << "seed " << seed + 1;
+  if (is_soak) {
+    EXPECT_LE(attacked.p99, 100 * quiet.p99) << "seed " << seed + 1;
+  }
+
+  constexpr std::size_t slack = under_sanitizer ? 512 : 64;  // MiB: a sanitizer keeps freed memory
+  constexpr std::size_t idle_connections =
+      4;  // both ends of those that a client of the target's store keeps, if it used them
+  const auto back = [&] {
+    const auto now = Holdings::of(target);
+    return now.descriptors <= before.descriptors + idle_connections && now.threads <= before.threads + 2 &&
+           now.resident_mebibytes <= before.resident_mebibytes + slack;
+  };
+  EXPECT_TRUE(eventually(back, seconds(60)))
+      << "before: " << before << "; after: " << Holdings::of(target) << "; seed " << seed + 1;
+  std::cout << "after the attack:   " << Holdings::of(target) << std::endl;
+  EXPECT_EQ(Served::by(honest).failed, 0);
+  honest.end_input();
+  EXPECT_EQ(honest.exit_status(), 0);
+  target.end_input();
+  EXPECT_EQ(target.exit_status(), 0) << "a sanitizer has found something, or the agent did not end";
+}
+
+}  // namespace
+}  // namespace tensorferry

@@ -1,0 +1,176 @@
+"""Published versions: subscribers, loaders, deltas and endings, between real processes."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import tensorferry
+import tensorferry.rpc as rpc
+import torch
+from conftest import eventually
+from tensorferry import errors
+
+kept: dict[str, object] = {}
+
+
+def begin(name="policy", size=100_000, **options):
+    kept["state"] = {"w": torch.ones(size), "b": torch.ones(3, dtype=torch.int64), "none": torch.ones(0)}
+    kept[name] = rpc.publish(kept["state"], name=name, **options)
+
+
+def change(value, rows=None, name="policy"):
+    state = kept["state"]
+    state["w"][:rows].fill_(value)
+    return kept[name].update(state, timeout=20)
+
+
+def leases(name="policy"):
+    return kept[name].leases
+
+
+def hold(name="policy"):
+    kept["subscription"] = rpc.subscribe(name, from_="main")
+    kept["version"] = kept["subscription"].latest()
+    return kept["version"].version
+
+
+def test_a_version_stays_as_it_is_while_the_publisher_goes_on(cluster):
+    cluster.start(1)
+    rpc.rpc_sync("worker1", begin, kwargs={"checksums": True})
+    policy = rpc.subscribe("policy", from_="worker1")
+    assert policy.carried == "mapped"
+    first = policy.latest()
+    assert (first.version, sorted(first), first["w"].sum()) == (1, ["b", "none", "w"], 100_000)
+    assert first["b"].dtype == torch.int64 and first["none"].shape == (0,) and first.checksum != 0
+    for value in range(2, 6):
+        waiting = rpc.rpc_async("worker1", change, args=(value,))
+        newer = policy.wait(newer_than=value - 1, timeout=20)
+        assert waiting.wait() == newer.version == value
+        assert torch.equal(newer["w"], torch.full((100_000,), float(value)))
+        assert torch.equal(first["w"], torch.ones(100_000))
+    tensor = policy.latest()["w"]
+    del newer
+    gc.collect()
+    rpc.rpc_sync("worker1", change, args=(6,))
+    assert tensor[0] == 5, "a tensor keeps its version"
+
+
+def test_a_loader_casts_slices_and_copies_what_changed(cluster):
+    cluster.start(1)
+    rpc.rpc_sync("worker1", begin)
+    policy = rpc.subscribe("policy", from_="worker1")
+    mine = {
+        "w": torch.zeros(100_000),
+        "shard": torch.zeros(10, dtype=torch.float64),
+        "b": torch.zeros(3, dtype=torch.int64),
+    }
+    loader = policy.into(mine, map={"shard": ("w", slice(20_000, 20_010))})
+    assert loader.load() == 1
+    assert mine["w"].sum() == 100_000 and mine["shard"].sum() == 10 and mine["b"].sum() == 3
+    mine["w"][-1] = 77  # a load copies changed blocks alone, so this stays
+    rpc.rpc_sync("worker1", change, args=(2, 20_005))
+    assert loader.wait(timeout=20) == 2
+    assert mine["w"][:20_005].eq(2).all() and mine["w"][-1] == 77
+    assert mine["shard"].tolist() == [2.0] * 5 + [1.0] * 5
+    assert loader.load() == 2
+    with pytest.raises(errors.InvalidArgument, match="no tensor 'x'"):
+        policy.into({"x": torch.zeros(1)}).load()
+    with pytest.raises(errors.InvalidArgument, match="shape"):
+        policy.into({"w": torch.zeros(1)}).load()
+    with pytest.raises(errors.InvalidArgument, match="map= names"):
+        policy.into({"w": torch.zeros(1)}, map={"y": "w"})
+
+
+def test_a_module_publishes_and_loads_its_state(agents):
+    a, b = agents("a"), agents("b")
+    source, target = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
+    publication = a.publish(source, name="linear")
+    assert publication.version == 1
+    b.subscribe("linear", from_="a").into(target).load()
+    assert torch.equal(source.weight, target.weight) and torch.equal(source.bias, target.bias)
+
+
+def test_over_a_socket_only_changed_blocks_travel(cluster):
+    cluster.start(1, shared_memory=False)
+    rpc.rpc_sync("worker1", begin, kwargs={"size": 1 << 20, "block": 4096, "checksums": True})
+    policy = rpc.subscribe("policy", from_="worker1")
+    assert policy.latest().version == 1
+    assert policy.carried == "copied"
+    for value in range(2, 9):
+        rpc.rpc_sync("worker1", change, args=(value, 10))
+        assert policy.latest()["w"].sum() == 10 * value + (1 << 20) - 10
+    assert policy.fetched < 3 * (5 << 20) + 40 * 4096
+
+
+def test_readers_that_hold_all_versions_are_named(agents):
+    a, b = agents("a"), agents("b")
+    state = {"w": torch.zeros(10)}
+    publication = a.publish(state, name="policy", kept=2)
+    policy = b.subscribe("policy", from_="a")
+    held = policy.latest()
+    publication.update(state)
+    with pytest.raises(errors.ResourceExhausted, match='all 2 images of the publication are read, by "b"'):
+        publication.update(state, timeout=0.05)
+    freeing = threading.Timer(0.1, lambda: kept.clear())
+    kept["held"] = held
+    del held
+    freeing.start()
+    assert publication.update(state, timeout=30) == 3
+    freeing.join()
+
+
+def test_other_tensors_and_a_second_publication_of_a_name_are_refused(agents):
+    a, b = agents("a"), agents("b")
+    publication = a.publish({"w": torch.zeros(2)}, name="policy")
+    for other in ({"w": torch.zeros(3)}, {"v": torch.zeros(2)}, {"w": torch.zeros(2, dtype=torch.int32)}):
+        with pytest.raises(errors.InvalidArgument, match="other tensors than before"):
+            publication.update(other)
+    with pytest.raises(errors.InvalidArgument, match='publishes "policy" already'):
+        a.publish({"w": torch.zeros(2)}, name="policy")
+    with pytest.raises(errors.InvalidArgument, match="power of two"):
+        a.publish({"w": torch.zeros(2)}, name="other", block=5000)
+    policy = b.subscribe("policy", from_="a")
+    publication.withdraw()
+    with pytest.raises(errors.NotFound):
+        policy.latest()
+    with pytest.raises(errors.NotFound, match='publishes no "policy"'):
+        a.subscribe("policy", from_="b")
+    a.publish({"w": torch.ones(5)}, name="policy")
+    assert b.subscribe("policy", from_="a").latest()["w"].sum() == 5
+
+
+def test_a_killed_subscriber_leaves_no_lease(cluster):
+    cluster.start(1, static=False)
+    begin()
+    assert cluster.workers[0].run(hold) == 1
+    assert leases() == 1
+    cluster.workers[0].kill()
+    assert eventually(lambda: leases() == 0)
+    assert change(3) == 2
+    kept.pop("policy").withdraw()
+
+
+def test_a_killed_publisher_is_an_error_and_what_is_held_stays(cluster):
+    cluster.start(1, static=False)
+    rpc.rpc_sync("worker1", begin)
+    policy = rpc.subscribe("policy", from_="worker1")
+    held = policy.latest()
+    killing = threading.Timer(0.1, cluster.workers[0].kill)
+    killing.start()
+    with pytest.raises(errors.ConnectionLost, match="worker1"):
+        policy.wait(newer_than=1, timeout=60)
+    killing.join()
+    assert held["w"].sum() == 100_000
+
+
+def test_a_graceful_shutdown_waits_for_no_subscriber(agents):
+    a, b = agents("a"), agents("b")
+    a.publish({"w": torch.zeros(2)}, name="policy")
+    held = b.subscribe("policy", from_="a").latest()
+    b.shutdown(timeout=30)
+    a.shutdown(timeout=30)
+    assert held["w"].sum() == 0
+    with pytest.raises(errors.AgentClosed):
+        tensorferry.regions.service_of(b).subscribe("a", "policy", 5.0)
