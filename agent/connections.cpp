@@ -117,22 +117,25 @@ void Connections::send_call(const std::shared_ptr<Call::State>& call, Message me
   }
   if (const auto stream = slot(ConnectionRole::calls_out).stream) {
     lock.unlock();
-    // Only messages without buffers can be so many, because the others wait for credit.
-    if (stream->unwritten() > link_.engine().options.max_bytes_in_flight) {
-      return link_.calls().drop(
-          {call, std::move(message)},
-          {Code::resource_exhausted,
-           formatted("\"{}\" does not read the calls that were sent to it before: {} bytes wait here "
-                     "(max_bytes_in_flight)",
-                     peer().name, stream->unwritten())});
-    }
-    return link_.calls().send(stream, call, std::move(message));
+    return send_within_bound(stream, call, std::move(message));
   }
   call->hold = SendHold::connection;
   unsent_.calls.push_back({call, std::move(message)});
   const bool begin = begin_dialling(ConnectionRole::calls_out);
   lock.unlock();
   if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
+}
+
+/// Sends the call, or fails it if too many bytes wait for the socket. Only messages without buffers can be so many,
+/// because the others wait for credit.
+void Connections::send_within_bound(const Stream& stream, const std::shared_ptr<Call::State>& call, Message message) {
+  if (stream->unwritten() <= link_.engine().options.max_bytes_in_flight)
+    return link_.calls().send(stream, call, std::move(message));
+  link_.calls().drop({call, std::move(message)},
+                     {Code::resource_exhausted,
+                      formatted("\"{}\" does not read the calls that were sent to it before: {} bytes wait here "
+                                "(max_bytes_in_flight)",
+                                peer().name, stream->unwritten())});
 }
 
 void Connections::send_control(Bytes frame, Descriptors descriptors) {
@@ -396,7 +399,7 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
     }
     for (auto& [frame, descriptors] : controls) transmit(stream, std::move(frame), {}, true, std::move(descriptors));
     for (auto& [call, message] : calls) {
-      link_.calls().send(stream, call, std::move(message));
+      send_within_bound(stream, call, std::move(message));
       sent.push_back(call);
     }
   }

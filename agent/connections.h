@@ -210,6 +210,7 @@ class Connections final {
   [[nodiscard]] Slot& slot(ConnectionRole role) { return slots_[static_cast<std::size_t>(role)]; }
   [[nodiscard]] const Slot& slot(ConnectionRole role) const { return slots_[static_cast<std::size_t>(role)]; }
   bool begin_dialling(ConnectionRole role);
+  void send_within_bound(const Stream& stream, const std::shared_ptr<Call::State>& call, Message message);
   bool begin_another_bulk_dial();
   enum class NextBuffer : std::uint8_t { none, written, unfinished };
   NextBuffer go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart);

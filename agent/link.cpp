@@ -42,6 +42,9 @@ class ReadableConnection final : public Readable {
 constexpr std::size_t most_unread_replies = std::size_t{64} << 20;
 constexpr std::size_t resume_after = std::size_t{1} << 20;
 
+/// For the log: " rank=3"; "" of an agent without a rank.
+std::string shown_rank(int rank) { return rank < 0 ? "" : formatted(" rank={}", rank); }
+
 }  // namespace
 
 Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session)
@@ -95,7 +98,7 @@ bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::H
     bound_silence(stream->fd(), 3 * engine_->options.heartbeat);
   session->heard();
   if (!channels_.met()) {
-    log_info(formatted("peer={} rank={} link made by {}, {}", hello.name, hello.rank, local ? "unix" : "tcp",
+    log_info(formatted("peer={}{} link made by {}, {}", hello.name, shown_rank(hello.rank), local ? "unix" : "tcp",
                        dialled ? "dialled here" : "dialled by the peer"));
     channels_.meet(hello, local ? unix_peer_uid(stream->fd()) : tcp_peer_uid(stream->fd()));
   }
@@ -186,7 +189,7 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   // A link that never connected is not logged: its calls report the error.
   const bool expected = leaving_ || incarnation() == 0 || why.code() == Code::agent_closed;
   if (!expected)
-    log_warning(formatted("peer={} rank={} connection lost: {}", peer().name, peer().rank, status.text()));
+    log_warning(formatted("peer={}{} connection lost: {}", peer().name, shown_rank(peer().rank), status.text()));
   else if (incarnation() != 0)
     log_info("peer=" + peer().name + " link ended: " + (leaving_ ? "it left the job" : std::string(status.what())));
   auto& pool = *engine_->pool;
