@@ -39,7 +39,8 @@ def sample(port: int, name: str) -> None:
         while True:
             version = loader.wait(timeout=30)
             # All weights are of one version: the trainer keeps its number in the bias.
-            bias, step = model[1].bias.item(), model[1].weight[0, 0].item()
+            linear = model.get_submodule("1")
+            bias, step = linear.get_parameter("bias").item(), linear.get_parameter("weight")[0, 0].item()
             assert bias == step, f"torn: {bias} and {step}"
             with torch.no_grad():
                 samples += len(model(torch.randint(8192, (32,))))
@@ -92,8 +93,8 @@ def main() -> None:
 def train(model: nn.Sequential, publication: tensorferry.Publication) -> int:
     """One step: what it changes is the number of the version."""
     with torch.no_grad():
-        model[1].weight.fill_(publication.version + 1)
-        model[1].bias.fill_(publication.version + 1)
+        for parameter in model.get_submodule("1").parameters():
+            parameter.fill_(publication.version + 1)
     return publication.update(model, timeout=30)
 
 
