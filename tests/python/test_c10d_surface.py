@@ -41,17 +41,6 @@ def test_operations_are_timed_if_the_program_asks_for_it(group: Any) -> None:
     assert timed._get_duration() >= 0
 
 
-@pytest.mark.skipif(not hasattr(dist.ProcessGroup, "register_abort_hook"), reason="this version of torch has no hooks")
-def test_an_abort_runs_the_hooks_that_are_registered(group: dist.ProcessGroup) -> None:
-    ran: list[str] = []
-    backend = group._get_backend(torch.device("cpu"))
-    backend.register_abort_hook(1, lambda: ran.append("one"))
-    backend.register_abort_hook(2, lambda: ran.append("two"))
-    backend.unregister_abort_hook(2)
-    backend.abort()
-    assert ran == ["one"]
-
-
 def test_the_variables_of_gloo_choose_interface_and_laziness(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
     assert c10d.Options().lazy

@@ -10,6 +10,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,15 +220,22 @@ FAULTS = [
 ]
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose name is short enough for a unix socket's."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
-def test_a_fault_in_settings_or_files_is_named(fault: Fault, tmp_path: Path) -> None:
-    fault.prepare(tmp_path)
-    root = tmp_path / "root"
+def test_a_fault_in_settings_or_files_is_named(fault: Fault, short_path: Path) -> None:
+    fault.prepare(short_path)
+    root = short_path / "root"
     for name, text in fault.files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         if text is not None:
             (root / name).write_text(text)
-    environ = {name: value.replace("{tmp}", str(tmp_path)) for name, value in fault.environ.items()}
+    environ = {name: value.replace("{tmp}", str(short_path)) for name, value in fault.environ.items()}
     check_named(doctor.examine(doctor.Host(root, environ)), fault.check, fault.state, fault.found)
 
 

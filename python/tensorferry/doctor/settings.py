@@ -19,6 +19,7 @@ __all__ = ["CHECKS", "VARIABLES"]
 VARIABLES = {
     "TENSORFERRY_KEY_FILE": "",
     "TENSORFERRY_KEY": "",
+    "TENSORFERRY_TLS": r"key|off|\w+=.*",
     "TENSORFERRY_CHANNELS": r"[-\w, ]*",
     "TENSORFERRY_SOCKET_DIR": "",
     "TENSORFERRY_SOCKET_IFNAME": "",

@@ -130,16 +130,31 @@ void call_before_return(void (*hook)()) { before_return.store(hook, std::memory_
 
 // ---- work
 
-#ifdef TENSORFERRY_HOOKS
-void GroupHooks::watch(const std::shared_ptr<GroupHooks>& self, const std::shared_ptr<DeviceGroup>& group,
-                       GroupWork& work, std::uint64_t key) {
-  work.on_done([self, group, key, began = std::chrono::steady_clock::now()](const Status& status) {
+#ifdef TENSORFERRY_COMPLETION_HOOKS
+void CompletionHooks::add(std::int64_t id, c10d::CompletionHook hook) {
+  const std::lock_guard lock(mutex_);
+  hooks_.insert_or_assign(id, std::move(hook));
+}
+
+void CompletionHooks::remove(std::int64_t id) {
+  const std::lock_guard lock(mutex_);
+  hooks_.erase(id);
+}
+
+void CompletionHooks::watch(const std::shared_ptr<CompletionHooks>& self, GroupWork& work, std::uint64_t key) {
+  {
+    const std::lock_guard lock(self->mutex_);
+    if (self->hooks_.empty()) return;
+  }
+  work.on_done([self, key, began = std::chrono::steady_clock::now()](const Status& status) {
+    if (!status.ok()) return;
     const std::chrono::duration<float, std::milli> took = std::chrono::steady_clock::now() - began;
-    if (status.ok()) {
-      self->completion.run(c10d::CompletionHookArgs{key, took.count()});
-    } else if (!group->raw().failed().ok()) {
-      self->abort.run();
+    std::map<std::int64_t, c10d::CompletionHook> hooks;
+    {
+      const std::lock_guard lock(self->mutex_);
+      hooks = self->hooks_;
     }
+    for (const auto& [id, hook] : hooks) hook({key, took.count()});
   });
 }
 #endif
@@ -411,8 +426,8 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::work_of(const TensorGroup& on,
   if (!started.ok()) throw_status(started.status());
   if (!c10d::isP2POp(type)) ++sequence_;
   const auto key = ++works_;
-#ifdef TENSORFERRY_HOOKS
-  if (!hooks_->empty()) GroupHooks::watch(hooks_, shared_group(), **started, key);
+#ifdef TENSORFERRY_COMPLETION_HOOKS
+  CompletionHooks::watch(hooks_, **started, key);
 #endif
   auto work = c10::make_intrusive<TorchWork>(*std::move(started), on.access(), type, title, std::move(results), inputs,
                                              sequence_, key, start_options(timeout, true).timeout);
@@ -613,9 +628,6 @@ void TorchProcessGroup::monitoredBarrier(const c10d::BarrierOptions& opts, bool 
 }
 
 void TorchProcessGroup::abort() {
-#ifdef TENSORFERRY_HOOKS
-  hooks_->abort.run();
-#endif
   if (const auto* formed = formed_.load(std::memory_order_acquire)) formed->raw().abort("by ProcessGroup.abort()");
 }
 

@@ -23,7 +23,7 @@
 #include "rpc/collectives/torch/device_group.h"
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-#define TENSORFERRY_HOOKS 1
+#define TENSORFERRY_COMPLETION_HOOKS 1
 #endif
 
 namespace tensorferry::collectives {
@@ -45,47 +45,18 @@ struct TorchGroupOptions final : c10d::Backend::Options {
   std::size_t max_threads = 0;
 };
 
-#ifdef TENSORFERRY_HOOKS
-/// Functions of the program under numbers that it chooses. Thread-safe. None runs under the lock.
-template <class Hook>
-class HookTable final {
+#ifdef TENSORFERRY_COMPLETION_HOOKS
+/// The hooks that torch's flight recorder waits for. Thread-safe. No hook runs under its lock.
+class CompletionHooks final {
  public:
-  void add(std::int64_t id, Hook hook) {
-    const std::lock_guard lock(mutex_);
-    hooks_.insert_or_assign(id, std::move(hook));
-  }
-  void remove(std::int64_t id) {
-    const std::lock_guard lock(mutex_);
-    hooks_.erase(id);
-  }
-  [[nodiscard]] bool empty() const {
-    const std::lock_guard lock(mutex_);
-    return hooks_.empty();
-  }
-  template <class... A>
-  void run(const A&... arguments) const {
-    std::map<std::int64_t, Hook> hooks;
-    {
-      const std::lock_guard lock(mutex_);
-      hooks = hooks_;
-    }
-    for (const auto& [_, hook] : hooks) hook(arguments...);
-  }
+  void add(std::int64_t id, c10d::CompletionHook hook);
+  void remove(std::int64_t id);
+  /// Calls the hooks when `work` ends without an error, with the time since now. `self` is kept until then.
+  static void watch(const std::shared_ptr<CompletionHooks>& self, GroupWork& work, std::uint64_t key);
 
  private:
-  mutable std::mutex mutex_;
-  std::map<std::int64_t, Hook> hooks_;
-};
-
-/// The hooks of a process group: torch's flight recorder waits for the ends of operations, programs for a failure.
-struct GroupHooks {
-  HookTable<c10d::CompletionHook> completion;
-  HookTable<c10d::AbortHook> abort;
-  [[nodiscard]] bool empty() const { return completion.empty() && abort.empty(); }
-  /// Calls the hooks when `work` of `group` ends: those of completion if it ends without an error, with the time since
-  /// now; those of abort if the group has failed. `self` is kept until then.
-  static void watch(const std::shared_ptr<GroupHooks>& self, const std::shared_ptr<DeviceGroup>& group, GroupWork& work,
-                    std::uint64_t key);
+  std::mutex mutex_;
+  std::map<std::int64_t, c10d::CompletionHook> hooks_;
 };
 #endif
 
@@ -172,16 +143,10 @@ class TorchProcessGroup final : public c10d::Backend {
   /// type of device, with the same name: the later calls return the same process group.
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& options) override;
-#ifdef TENSORFERRY_HOOKS
+#ifdef TENSORFERRY_COMPLETION_HOOKS
   bool supportsCompletionHooks() const override { return true; }
-  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override {
-    hooks_->completion.add(id, std::move(hook));
-  }
-  void unregisterCompletionHook(int64_t id) override { hooks_->completion.remove(id); }
-  /// The hooks run before abort() fails the group, and when an operation has ended because the group has failed.
-  bool supportsAbortHooks() const override { return true; }
-  void registerAbortHook(int64_t id, c10d::AbortHook hook) override { hooks_->abort.add(id, std::move(hook)); }
-  void unregisterAbortHook(int64_t id) override { hooks_->abort.remove(id); }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override { hooks_->add(id, std::move(hook)); }
+  void unregisterCompletionHook(int64_t id) override { hooks_->remove(id); }
 #endif
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
@@ -271,8 +236,8 @@ class TorchProcessGroup final : public c10d::Backend {
   std::uint64_t splits_ = 0;
   std::string last_split_;                                      // torch's name of the part
   std::optional<c10::weak_intrusive_ptr<c10d::Backend>> part_;  // of the last split; nullopt: this rank is not in it
-#ifdef TENSORFERRY_HOOKS
-  const std::shared_ptr<GroupHooks> hooks_ = std::make_shared<GroupHooks>();
+#ifdef TENSORFERRY_COMPLETION_HOOKS
+  const std::shared_ptr<CompletionHooks> hooks_ = std::make_shared<CompletionHooks>();
 #endif
 };
 

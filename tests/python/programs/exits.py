@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import tensorferry.c10d  # noqa: F401  # registers the backend
 import tensorferry.rpc as rpc
 import torch
 import torch.distributed as dist

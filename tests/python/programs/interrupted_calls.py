@@ -6,6 +6,7 @@ and fails the check. Functions of torch.distributed and methods of Group are in 
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import os
 import signal
@@ -25,6 +26,7 @@ import tensorferry.rendezvous
 import tensorferry.rpc as rpc
 import tensorferry.rpc.functions
 import tensorferry.torch
+import torch
 import torch.distributed as dist
 from tensorferry import _C
 
@@ -45,6 +47,7 @@ def start_frozen() -> tuple[int, _C.Store]:
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a stopped process would keep the pipes open
         server = tensorferry.StoreServer()
         theirs.send(str(server.port).encode())
         theirs.recv(1)
@@ -107,12 +110,16 @@ def pairs() -> tensorferry.collectives.Group:
     return tensorferry.collectives.form_group(["a", "b"], agent=a, label="pairs", timeout=100)
 
 
+WEIGHTS = b.publish({"weight": torch.zeros(4)}, name="weights")
 BLOCK: dict[str, Callable[[], Any]] = {
     "Agent": world,
     "Agent.explain": lambda: a.explain("frozen"),
+    "Agent.find_region": lambda: a.find_region("frozen", "cache"),
     "Agent.rpc_sync": lambda: a.rpc_sync("b", time.sleep, (100,)),
     "Agent.shutdown": lambda: shut_down(tensorferry.Agent("c", store=meeting)),
+    "Agent.subscribe": lambda: a.subscribe("weights", from_="frozen"),
     "Future.wait": lambda: sleeping().wait(),
+    "OwnRegion.await_notification": lambda: rpc.region(tensorferry.empty(4), write=True).await_notification(),
     "Peer.rpc_sync": lambda: a.peer("b").rpc_sync(time.sleep, (100,)),
     "RRef.local_value": lambda: rpc.remote("a", time.sleep, (100,)).local_value(),
     "RRef.rpc_sync": lambda: rpc.remote("b", Late).rpc_sync().late(),
@@ -120,6 +127,7 @@ BLOCK: dict[str, Callable[[], Any]] = {
     "Store.add": lambda: frozen_store.add("key", 1),
     "Store.get": lambda: frozen_store.get("key", 100.0),
     "Store.set": lambda: frozen_store.set("key", "value"),
+    "Subscription.wait": lambda: rpc.subscribe("weights", from_="b").wait(newer_than=99),
     "Stream.__next__": lambda: next(rpc.rpc_stream("b", items)),
     "as_completed": lambda: list(tensorferry.as_completed([sleeping()])),
     "collectives.form_group": pairs,
@@ -127,15 +135,33 @@ BLOCK: dict[str, Callable[[], Any]] = {
     "connect_store to a server that says nothing": lambda: tensorferry.connect_store("127.0.0.1", deaf_port),
     "rendezvous.meet": lambda: tensorferry.rendezvous.meet(f"tcp://127.0.0.1:{closed_port}", None, 1, 2, 100),
     "rpc.explain": lambda: rpc.explain("frozen"),
+    "rpc.find_region": lambda: rpc.find_region("frozen", "cache"),
     "rpc.init_rpc": lambda: join_default(store=dist.HashStore()),
     "rpc.init_rpc at an address": lambda: join_default(init_method=f"tcp://127.0.0.1:{closed_port}"),
     "rpc.rpc_sync": lambda: rpc.rpc_sync("b", time.sleep, (100,)),
     "rpc.rpc_sync to a peer that does not answer": lambda: rpc.rpc_sync("frozen", max, (1, 2)),
+    "rpc.subscribe": lambda: rpc.subscribe("weights", from_="frozen"),
     "wait_all": lambda: tensorferry.wait_all([sleeping(), sleeping()]),
 }
 # Run after the others, because they end the agent.
 LAST: dict[str, Callable[[], Any]] = {"rpc.shutdown": lambda: (sleeping(), rpc.shutdown())}
 ELSEWHERE = {
+    "Loader.wait": "waits as Subscription.wait",
+    "Subscription.latest": "waits as Subscription.wait",
+    **dict.fromkeys(
+        (
+            f"{kind}.{name}"
+            for kind in ("OwnRegion", "Region")
+            for name in ("carried", "read", "read_blocks", "write", "write_blocks")
+        ),
+        "opens the region as find_region",
+    ),
+    **dict.fromkeys(
+        (f"{kind}.{name}_async" for kind in ("OwnRegion", "Region") for name in ("read", "read_blocks", "write")),
+        "a task of asyncio",
+    ),
+    "OwnRegion.await_notification_async": "a task of asyncio",
+    "Subscription.wait_async": "a task of asyncio",
     "Work.wait": "interrupted_rank.py, with each method of Group",
     "c10d.group_of": "interrupted_rank.py, by new_group: it forms a lazy group",
     "ddp.broadcast_coalesced": "waits as Work.wait",
@@ -149,6 +175,7 @@ BOUNDED = {
     "Agent.remote": "its time-out, if the peer does not read large arguments",
     "Agent.rpc_async": "its time-out, if the peer does not read large arguments",
     "Agent.call_many": "as rpc_async()",
+    "Publication.update": "its time-out, while readers hold all versions that are kept",
     "Agent.rpc_stream": "as remote()",
     "Peer.remote": "as Agent.remote()",
     "Peer.rpc_async": "as Agent.rpc_async()",
@@ -160,7 +187,9 @@ BOUNDED = {
     "rpc.rpc_stream": "as remote()",
 }
 AT_ONCE = {
-    "Agent.__enter__", "Agent.counters", "Agent.expose", "Agent.peer", "Agent.publish", "Agent.trace",
+    "Agent.__enter__", "Agent.counters", "Agent.dump", "Agent.expose", "Agent.metrics", "Agent.peer", "Agent.publish",
+    "Agent.region", "Agent.trace", "Loader.load", "OwnRegion.__enter__", "OwnRegion.__exit__", "OwnRegion.drop",
+    "Publication.withdraw", "Subscription.into", "Version.__iter__", "rpc.dump", "rpc.metrics", "rpc.region",
     "Future.__await__", "Future.add_done_callback", "Future.cancel", "Future.done", "Future.exception", "Future.then",
     "Future.value", "Peer.ordered",
     "RRef.confirmed_by_owner", "RRef.is_owner", "RRef.owner", "RRef.owner_name", "RRef.remote", "RRef.rpc_async",
@@ -173,9 +202,16 @@ AT_ONCE = {
 }  # fmt: skip
 # Classes whose constructors and methods only keep values, or that the other program has.
 VALUES = {
-    "BackendType", "CommHook", "Counters", "Error", "Explanation", "Future", "GradBucket", "Group", "Meeting",
-    "Options", "Peer", "Published", "RRef", "Registered", "RemoteError", "RemoteTraceback", "RpcBackendOptions",
-    "Shared", "Store", "Stream", "TensorPipeRpcBackendOptions", "Work", "WorkerInfo",
+    "BackendType", "CommHook", "Counters", "Error", "Explanation", "Future", "GradBucket", "Group", "Loader", "Meeting",
+    "Notification", "Options", "OwnRegion", "Peer", "Publication", "Published", "RRef", "Region", "Registered",
+    "RemoteError", "RemoteTraceback", "RpcBackendOptions", "Shared", "Store", "Stream", "Subscription",
+    "TensorPipeRpcBackendOptions", "Version", "Work", "WorkerInfo",
+}  # fmt: skip
+
+
+# Those of them whose methods stand in the tables.
+WITH_METHODS = {
+    "Future", "Loader", "OwnRegion", "Peer", "Publication", "RRef", "Region", "Registered", "Subscription", "Version",
 }  # fmt: skip
 
 
@@ -206,7 +242,7 @@ def public() -> set[str]:
 
 def check_that_all_are_here() -> None:
     known = BLOCK.keys() | LAST.keys() | ELSEWHERE.keys() | BOUNDED.keys() | AT_ONCE | VALUES
-    of_values = {each for each in public() if each.split(".")[0] in VALUES - {"Future", "Peer", "RRef", "Registered"}}
+    of_values = {each for each in public() if each.split(".")[0] in VALUES - WITH_METHODS}
     kept = {each for each in of_values if each.split(".")[0] not in {"Store", "Stream", "Work"}}
     assert not (new := public() - known - kept), f"without an entry: {sorted(new)}"
     functions = {each.split(" ")[0] for each in known}
