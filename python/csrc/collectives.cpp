@@ -407,7 +407,11 @@ void bind_process_group(py::module_& module) {
   py::module_::import("torch.distributed");  // registers the base classes
   collectives::call_before_return(&stay_if_python_ends);
   module.def(
-      "keep_waiting_threads", [] { keeps_threads.store(true, std::memory_order_release); },
+      "keep_waiting_threads",
+      [] {
+        keeps_threads.store(true, std::memory_order_release);
+        collectives::keep_tensors_from_now();
+      },
       "Lets no thread but the main one return from a call of the backend any more: the interpreter is about to end.");
   auto options = py::class_<TorchGroupOptions, c10d::Backend::Options, c10::intrusive_ptr<TorchGroupOptions>>(
       module, "ProcessGroupOptions", "The options of a process group of torch.distributed.");

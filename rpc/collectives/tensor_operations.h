@@ -208,6 +208,13 @@ class TensorOperations {
   class Staged final {
    public:
     explicit Staged(Access access) : access_(std::move(access)) {}
+    ~Staged() {
+      Access::release(std::move(kept_));
+      for (auto& [tensor, dense] : copies_) Access::release({std::move(tensor), std::move(dense)});
+    }
+    Staged(Staged&&) noexcept = default;
+    Staged(const Staged&) = delete;
+    Staged& operator=(const Staged&) = delete;
     std::span<const std::byte> input(const Tensor& tensor) { return keep(access_.dense(tensor)); }
     std::span<std::byte> output(const Tensor& tensor) {
       if (access_.is_dense(tensor)) return keep(tensor);

@@ -35,6 +35,7 @@ struct TensorAccess {
     return a.raw() == b.raw() && a.shape() == b.shape() && a.strides() == b.strides() && a.dtype() == b.dtype();
   }
   static StartOptions arrange(StartOptions options) { return options; }
+  static void release(std::vector<Tensor> tensors) { tensors.clear(); }
 };
 using Operations = collectives::TensorOperations<TensorAccess>;
 

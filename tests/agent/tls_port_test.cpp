@@ -167,7 +167,7 @@ TEST_F(TlsPorts, ReadAndWriteAtOnce) {
 }
 
 TEST_F(TlsPorts, EndAtACorruptRecordByName) {
-  const std::string forged("\x17\x03\x03\x00\x20 these bytes were not encrypted", 37);
+  const std::string forged("\x17\x03\x03\x00\x20 these bytes were not encrypted.", 37);
   ASSERT_EQ(::send(a->descriptor(), forged.data(), forged.size(), 0), static_cast<ssize_t>(forged.size()));
   Bytes got(10);
   const auto status = read_exactly(*b, got, soon());

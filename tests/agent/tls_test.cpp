@@ -140,7 +140,7 @@ TEST_P(TlsForms, EndTheLinkAtForgedBytesByName) {
   auto call = a->call("b", "hang", {}, within(seconds(30)));
   const auto held = asked.get_future().get();
   // Any process that can write to the path could send these.
-  const std::string forged("\x17\x03\x03\x00\x20 these bytes were not encrypted", 37);
+  const std::string forged("\x17\x03\x03\x00\x20 these bytes were not encrypted.", 37);
   for (const int fd : sockets_of_this_process()) {
     if (!listens(fd)) (void)!::send(fd, forged.data(), forged.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   }

@@ -217,7 +217,7 @@ void EmulatedNetwork::run() {
   while (!stop_) {
     timespec wait{};
     if (next != Clock::time_point::max()) {
-      const auto left = std::chrono::nanoseconds(std::max(next - Clock().now(), Clock::duration::zero())).count();
+      const auto left = std::chrono::nanoseconds(std::max(next - Clock::now(), Clock::duration::zero())).count();
       wait = {left / 1'000'000'000, left % 1'000'000'000};
     }
     std::array<epoll_event, 8> ready;
@@ -230,10 +230,10 @@ void EmulatedNetwork::run() {
         const auto got = ::read(hosts_[from]->space.tun(), buffer.data(), buffer.size());
         if (got <= static_cast<ssize_t>(header)) break;
         Bytes packet(buffer.begin(), buffer.begin() + got);
-        take(from, packet, Clock().now());
+        take(from, packet, Clock::now());
       }
     }
-    next = deliver(Clock().now());
+    next = deliver(Clock::now());
   }
 }
 

@@ -4,12 +4,22 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <atomic>
 #include <utility>
 
 #include "base/text.h"
 #include "rpc/tensor.h"
 
 namespace tensorferry::collectives {
+namespace {
+std::atomic<bool> keeps_tensors{false};
+}  // namespace
+
+void keep_tensors_from_now() { keeps_tensors.store(true, std::memory_order_release); }
+
+void TorchAccess::release(std::vector<at::Tensor> tensors) {
+  if (keeps_tensors.load(std::memory_order_acquire)) (void)new std::vector<at::Tensor>(std::move(tensors));
+}
 
 template class TensorOperations<TorchAccess>;
 

@@ -41,6 +41,8 @@ class TorchAccess final {
   static std::span<std::byte> bytes(const at::Tensor& tensor);
   static bool is_same(const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); }
   [[nodiscard]] StartOptions arrange(StartOptions options) const;
+  /// Drops tensors of an operation, on the thread that ends it. After keep_tensors_from_now() it leaks them.
+  static void release(std::vector<at::Tensor> tensors);
 
  private:
   std::shared_ptr<DeviceCopies> copies_;
@@ -48,6 +50,10 @@ class TorchAccess final {
 };
 
 extern template class TensorOperations<TorchAccess>;
+
+/// Python's module calls this when the interpreter is about to end: a tensor that Python knows takes the GIL when it is
+/// dropped, and CPython would unwind the thread out of its destructor.
+void keep_tensors_from_now();
 
 class TensorGroup final : public TensorOperations<TorchAccess> {
  public:
