@@ -115,7 +115,6 @@ void RawAgent::Impl::leave() {
     if (std::exchange(left, true) || !engine) return;
   }
   engine->leaving = true;
-  log_info(formatted("agent=\"{}\" leaves", engine->identity.self.name));
   if (engine->directory) engine->directory->leave();
   if (acceptor) acceptor->stop();
   for (const auto& link : engine->peers.all_links()) {

@@ -98,8 +98,6 @@ bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::H
     bound_silence(stream->fd(), 3 * engine_->options.heartbeat);
   session->heard();
   if (!channels_.met()) {
-    log_info(formatted("peer={}{} link made by {}, {}", hello.name, shown_rank(hello.rank), local ? "unix" : "tcp",
-                       dialled ? "dialled here" : "dialled by the peer"));
     channels_.meet(hello, local ? unix_peer_uid(stream->fd()) : tcp_peer_uid(stream->fd()));
   }
   calls_.meet(hello);
@@ -190,8 +188,6 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   const bool expected = leaving_ || incarnation() == 0 || why.code() == Code::agent_closed;
   if (!expected)
     log_warning(formatted("peer={}{} connection lost: {}", peer().name, shown_rank(peer().rank), status.text()));
-  else if (incarnation() != 0)
-    log_info("peer=" + peer().name + " link ended: " + (leaving_ ? "it left the job" : std::string(status.what())));
   auto& pool = *engine_->pool;
   for (const auto& stream : remains->streams) {
     pool.remove(stream->fd());

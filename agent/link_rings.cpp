@@ -171,7 +171,6 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
     calls_.ring().open(std::make_shared<OutgoingRing>(weak_from_this(), std::move(ring), std::move(*bell)));
   }
   add_to_pool(calls_.ring().ring());
-  log_info("peer=" + peer().name + " calls to it go by ring");
   withdraw_ring();
   note("calls go by shared memory");
   return {};
