@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "base/text.h"
+
 namespace tensorferry {
 
 std::optional<Device> Placement::find(Device from) const {
@@ -27,6 +29,26 @@ Result<Device> arrival(Device from, const Placement& placement, std::span<const 
   if (first != theirs.end()) return *first;
   if (elsewhere != nullptr) *elsewhere = true;
   return Device();
+}
+
+Status check_map(const std::vector<std::pair<Device, Device>>& map) {
+  if (map.size() > wire::most_placements)
+    return {Code::invalid_argument, formatted("a device map has at most {} entries", wire::most_placements)};
+  for (auto one = map.begin(); one != map.end(); ++one) {
+    for (auto other = map.begin(); other != one; ++other) {
+      if (one->first != other->first && one->second != other->second) continue;
+      return {Code::invalid_argument,
+              formatted("a device map is one to one: {} to {} and {} to {} cannot both be", text_of(other->first),
+                        text_of(other->second), text_of(one->first), text_of(one->second))};
+    }
+  }
+  return {};
+}
+
+Placement reversed(const Placement& placement) {
+  Placement back;
+  for (const auto& [from, to] : placement.map) back.map.emplace_back(to, from);
+  return back;
 }
 
 std::vector<std::pair<Device, Device>> on_wire(const Placement& placement) {

@@ -18,6 +18,11 @@ namespace tensorferry {
 Result<Device> arrival(Device from, const Placement& placement, std::span<const Device> theirs, std::string_view peer,
                        bool* elsewhere = nullptr);
 
+/// Returns InvalidArgument if the map is not one to one, or has more than wire::most_placements entries.
+Status check_map(const std::vector<std::pair<Device, Device>>& map);
+/// Returns the placement by the inverse of the map, for the tensors of the result.
+Placement reversed(const Placement& placement);
+
 /// Returns a placement as a request carries it (wire::extension::placement). Entries past wire::most_placements are
 /// cut off.
 std::vector<std::pair<Device, Device>> on_wire(const Placement& placement);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "agent/placement.h"
 #include "converters/cpu.h"
 #include "converters/cuda.h"
 #include "python/csrc/codec_records.h"

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "agent/placement.h"
+
 namespace tensorferry::python {
 namespace {
 
@@ -46,26 +48,13 @@ Placement placement_of(PyObject* device) {
     placement.all = device_of(device);
     return placement;
   }
-  if (PyDict_GET_SIZE(device) > 64) throw py::value_error("a device map has at most 64 entries");
   PyObject* local = nullptr;
   PyObject* remote = nullptr;
   for (Py_ssize_t at = 0; PyDict_Next(device, &at, &local, &remote) != 0;) {
-    const std::pair entry(device_of(local), device_of(remote));
-    for (const auto& [from, to] : placement.map) {
-      if (from == entry.first || to == entry.second) {
-        throw py::value_error("a device map is one to one: " + text_of(entry.first) + " to " + text_of(entry.second) +
-                              " and " + text_of(from) + " to " + text_of(to) + " cannot both be");
-      }
-    }
-    placement.map.push_back(entry);
+    placement.map.emplace_back(device_of(local), device_of(remote));
   }
+  if (const auto good = check_map(placement.map); !good.ok()) throw py::value_error(std::string(good.what()));
   return placement;
-}
-
-Placement reversed(const Placement& placement) {
-  Placement back;
-  for (const auto& [from, to] : placement.map) back.map.emplace_back(to, from);
-  return back;
 }
 
 }  // namespace tensorferry::python

@@ -19,7 +19,5 @@ Device device_of(PyObject* object);
 /// Converts the argument `device=` of a call: one device, for all tensors among the arguments, or a dict of local
 /// devices to the peer's. ValueError: the dict is not one to one, or has more than 64 entries.
 Placement placement_of(PyObject* device);
-/// Returns the inverse of the map, for the tensors of the result.
-Placement reversed(const Placement& placement);
 
 }  // namespace tensorferry::python

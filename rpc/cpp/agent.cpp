@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "agent/placement.h"
 #include "agent/rendezvous/memory_store.h"
 #include "agent/rendezvous/tcp_store.h"
 #include "rpc/core/envelope.h"
@@ -50,15 +51,7 @@ RawAgentOptions detail::raw_options_of(AgentOptions& options, const OpenRendezvo
 }
 
 Placement detail::placement_of(const DeviceMap& map) {
-  if (map.size() > 64) throw InvalidArgument("a device map has at most 64 entries");
-  for (auto one = map.begin(); one != map.end(); ++one) {
-    for (auto other = map.begin(); other != one; ++other) {
-      if (one->first == other->first || one->second == other->second) {
-        throw InvalidArgument("a device map is one to one: " + text_of(other->first) + " to " + text_of(other->second) +
-                              " and " + text_of(one->first) + " to " + text_of(one->second) + " cannot both be");
-      }
-    }
-  }
+  check(check_map(map));
   return {{}, map};
 }
 

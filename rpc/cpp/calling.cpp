@@ -1,6 +1,7 @@
 #include <optional>
 #include <utility>
 
+#include "agent/placement.h"
 #include "rpc/core/envelope.h"
 #include "rpc/core/exception.h"
 #include "rpc/cpp/core.h"
@@ -21,11 +22,11 @@ RawCallOptions raw_options_of(const CallOptions& options, const AgentCore& core,
   out.order = options.order;
   out.idempotent = options.idempotent;
   if (!options.devices.empty()) {
-    out.arguments = placement_of(options.devices);
+    out.arguments = detail::placement_of(options.devices);
   } else if (const auto map = core.devices.maps.find(peer); map != core.devices.maps.end()) {
     out.arguments = map->second;
   }
-  for (const auto& [from, to] : out.arguments.map) out.results.map.emplace_back(to, from);
+  out.results = reversed(out.arguments);
   return out;
 }
 
