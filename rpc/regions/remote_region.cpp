@@ -168,9 +168,18 @@ Status RemoteRegion::write(const Runs& runs, const Buffer& from, std::optional<s
   return regions_->ask(owner(), NotifyOwner{visit_->number(), id(), *notify}, {}, {}, limits).status();
 }
 
-/// Calls `part(first, count)` for as many runs at a time as one message may have.
+/// Calls `part(runs, at)` for as many runs at a time as one message may have, and for the pieces of runs that are
+/// larger than a message. `at`: the place of their bytes in the reader's or the writer's memory.
 template <class Part>
 Status in_messages(const Runs& runs, const Part& part) {
+  for (std::size_t run = 0; runs.run_bytes > most_served_bytes && run < runs.offsets.size(); ++run) {
+    for (std::uint64_t at = 0; at < runs.run_bytes; at += most_served_bytes) {
+      const auto bytes = std::min(most_served_bytes, runs.run_bytes - at);
+      auto status = part(Runs{bytes, {runs.offsets[run] + at}}, run * runs.run_bytes + at);
+      if (!status.ok()) return status;
+    }
+  }
+  if (runs.run_bytes > most_served_bytes) return {};
   const auto fits =
       runs.run_bytes == 0 ? most_runs : std::min<std::uint64_t>(most_served_bytes / runs.run_bytes, most_runs);
   const auto at_once = static_cast<std::size_t>(std::max<std::uint64_t>(fits, 1));
@@ -182,11 +191,6 @@ Status in_messages(const Runs& runs, const Part& part) {
     if (!status.ok()) return status;
   }
   return {};
-}
-
-/// Splits runs that are larger than a message into several.
-Runs small_runs(const Runs& runs, std::uint64_t offset, std::uint64_t bytes) {
-  return {bytes, {runs.offsets.front() + offset}};
 }
 
 Status RemoteRegion::read_served(const Runs& runs, const Buffer& into, const TransferLimits& limits) {
@@ -203,15 +207,7 @@ Status RemoteRegion::read_served(const Runs& runs, const Buffer& into, const Tra
     }
     return {};
   };
-  if (runs.run_bytes <= most_served_bytes) return in_messages(runs, part);
-  for (std::size_t run = 0; run < runs.offsets.size(); ++run) {
-    for (std::uint64_t at = 0; at < runs.run_bytes; at += most_served_bytes) {
-      const auto bytes = std::min(most_served_bytes, runs.run_bytes - at);
-      auto status = part(small_runs({0, {runs.offsets[run]}}, at, bytes), run * runs.run_bytes + at);
-      if (!status.ok()) return status;
-    }
-  }
-  return {};
+  return in_messages(runs, part);
 }
 
 Status RemoteRegion::write_served(const Runs& runs, const Buffer& from, const TransferLimits& limits) {
@@ -222,15 +218,7 @@ Status RemoteRegion::write_served(const Runs& runs, const Buffer& from, const Tr
         ->ask(owner(), WriteRuns{visit_->number(), id(), few.run_bytes, few.offsets}, std::move(bytes), {}, limits)
         .status();
   };
-  if (runs.run_bytes <= most_served_bytes) return in_messages(runs, part);
-  for (std::size_t run = 0; run < runs.offsets.size(); ++run) {
-    for (std::uint64_t at = 0; at < runs.run_bytes; at += most_served_bytes) {
-      const auto bytes = std::min(most_served_bytes, runs.run_bytes - at);
-      auto status = part(small_runs({0, {runs.offsets[run]}}, at, bytes), run * runs.run_bytes + at);
-      if (!status.ok()) return status;
-    }
-  }
-  return {};
+  return in_messages(runs, part);
 }
 
 RemoteRegions::RemoteRegions(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visits> visits)
