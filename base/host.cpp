@@ -2,7 +2,9 @@
 
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <array>
 #include <fstream>
 #include <random>
 
@@ -19,6 +21,11 @@ std::string boot_id() {
 std::uint64_t own_namespace(const char* kind) {
   struct stat about {};
   return ::stat(formatted("/proc/self/ns/{}", kind).c_str(), &about) == 0 ? about.st_ino : 0;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
 std::uint64_t random_word() {

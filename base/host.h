@@ -13,6 +13,9 @@ std::string boot_id();
 /// Returns the inode of a namespace of this process ("pid", "user", "net"); 0 if the system does not say.
 std::uint64_t own_namespace(const char* kind);
 
+/// Returns the name of this host; "" if the system does not say.
+std::string host_name();
+
 /// Returns 64 random bits that cannot be guessed.
 std::uint64_t random_word();
 

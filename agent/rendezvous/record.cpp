@@ -33,9 +33,8 @@ Result<Record> decode_body(ByteView bytes) {
   return record;
 }
 
-std::string host_name() {
-  char name[Record::most_name + 1] = "";
-  ::gethostname(name, sizeof name - 1);
+std::string shown_host() {
+  auto name = host_name();
   return printable(name, Record::most_name) ? name : "?";
 }
 
@@ -52,7 +51,7 @@ bool Record::valid() const {
 Record describe_this_process() {
   Record record;
   while (record.incarnation == 0) fill_random(std::as_writable_bytes(std::span(&record.incarnation, 1)));
-  record.host = host_name();
+  record.host = shown_host();
   record.boot_id = boot_id();
   if (record.boot_id.empty()) record.boot_id = record.host;  // a sandbox may hide the boot id
   record.net_namespace = own_namespace("net");

@@ -1,14 +1,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <memory>
-#include <random>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 #include <vector>
 
+#include "base/host.h"
 #include "base/text.h"
 #include "rpc/collectives/torch/data_parallel.h"
 #include "rpc/collectives/torch/process_group.h"
@@ -45,12 +44,7 @@ void check_ranks(int rank, int size) {
 }
 
 /// No two agents have one name: "rank0@host:pid/random".
-std::string agent_name(int rank) {
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
-  std::random_device random;
-  return formatted("rank{}@{}:{}/{}", rank, std::string(host.data()), ::getpid(), random());
-}
+std::string agent_name(int rank) { return formatted("rank{}@{}:{}/{}", rank, host_name(), ::getpid(), random_word()); }
 
 /// The pointer keeps the agent.
 std::shared_ptr<collectives::Groups> groups_of(const std::shared_ptr<Agent>& agent) {
