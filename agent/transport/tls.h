@@ -3,7 +3,7 @@
 /// Two forms, which do not mix:
 /// - "key": an external pre-shared key, which both ends derive from the cluster key. No certificates.
 /// - certificates: each end sends a certificate, and verifies the other's against one CA. There is no check of a host's
-///   name: whoever has a certificate of the CA is a peer, so the CA must be the job's own.
+///   name: each holder of a certificate of the CA is a peer, so the CA must be the job's own.
 ///
 /// Both forms exchange ephemeral keys, so that a secret that leaks later opens no recorded connection. There are no
 /// session tickets, no early data and no earlier version of TLS. Inside, the handshake of auth.h follows as ever.

@@ -92,7 +92,7 @@ void SteppedWorld::make_call() {
   const auto kind = static_cast<Kind>(below(5));
   const auto bytes = below(3) != 0 ? 0 : std::size_t{1} << below(13);
   if (agents_[from].dead) return;
-  // A caller would block for more credit, and nobody else could go on.
+  // A caller would block for more credit, and no other agent could go on.
   std::size_t under_way = 0;
   for (const auto& each : calls_) under_way += each.ends == 0 && each.from == from ? 1 : 0;
   const auto number = calls_.size();

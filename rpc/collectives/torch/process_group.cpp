@@ -211,7 +211,7 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   }
   if (const auto why = work_.status(); !why.ok()) throw_status(why);
   work_.block_current_stream();
-  // torch keeps the works that a compiled graph may wait for, until somebody has waited.
+  // torch keeps the works that a compiled graph may wait for, until a thread has waited for them.
   if (c10d::allow_inflight_collective_as_graph_input())
     c10d::unregister_work(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this));
   return true;

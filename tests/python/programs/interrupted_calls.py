@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,9 +27,9 @@ import tensorferry.rpc.functions
 import tensorferry.torch
 import torch
 import torch.distributed as dist
+from interrupting import interrupt
 from tensorferry import _C
 
-BOUND = 2.0  # seconds; ten times what it may take on an idle machine
 FOLDER = Path(sys.argv[1])
 MODULES = [
     tensorferry, rpc, rpc.functions, tensorferry.futures, tensorferry.collectives, tensorferry.c10d, tensorferry.ddp,
@@ -167,7 +166,7 @@ ELSEWHERE = {
     "ddp.broadcast_coalesced": "waits as Work.wait",
     "ddp.reduce_gradients": "waits as Work.wait",
 }
-# They return within the time that stands here, whatever the peers do.
+# They return within the time that stands here, even if no peer answers.
 BOUNDED = {
     "Agent.__exit__": "as leave()",
     "Agent.get_worker_info": "2 s, for an agent that joins at this moment",
@@ -249,29 +248,8 @@ def check_that_all_are_here() -> None:
     assert not (old := functions - public()), f"there is no such function: {sorted(old)}"
 
 
-def interrupt(name: str, call: Callable[[], Any]) -> None:
-    sent: list[float] = []
-
-    def send() -> None:
-        time.sleep(0.2)  # a signal that comes before the wait ends it too
-        sent.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=send)
-    try:
-        thread.start()
-        call()
-        thread.join()
-    except KeyboardInterrupt:
-        took = time.monotonic() - sent[0]
-        assert took < BOUND, f"{name} took {took} s"
-    else:
-        raise AssertionError(f"{name} returned")
-    thread.join()
-
-
 check_that_all_are_here()
 for name, call in {**BLOCK, **LAST}.items():
-    interrupt(name, call)
+    interrupt(name, call, 0.2)
 os.kill(child, signal.SIGKILL)
 print("interrupted", len(BLOCK) + len(LAST), time.monotonic(), flush=True)

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -21,9 +20,9 @@ import tensorferry.collectives
 import tensorferry.rpc
 import torch
 import torch.distributed as dist
+from interrupting import interrupt
 from torch.distributed import distributed_c10d
 
-BOUND = 2.0  # seconds; ten times what it may take on an idle machine
 port, rank = int(sys.argv[1]), int(sys.argv[2])
 
 
@@ -111,27 +110,6 @@ def check_that_all_are_here() -> None:
     assert methods == OURS.keys() | OUR_OTHERS, methods ^ (OURS.keys() | OUR_OTHERS)
 
 
-def interrupt(name: str, function: Callable[[], Any]) -> None:
-    sent: list[float] = []
-
-    def send() -> None:
-        time.sleep(0.1)  # a signal that comes before the wait ends it too
-        sent.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=send)
-    try:
-        thread.start()
-        function()
-        thread.join()
-    except KeyboardInterrupt:
-        took = time.monotonic() - sent[0]
-        assert took < BOUND, f"{name} took {took} s"
-    else:
-        raise AssertionError(f"{name} returned")
-    thread.join()
-
-
 signal.signal(signal.SIGINT, signal.default_int_handler)
 check_that_all_are_here()
 torch_cases = {name: case for name, case in TORCH.items() if hasattr(dist, name)}  # an older torch lacks some
@@ -147,9 +125,9 @@ if rank == 1:
         print(error, flush=True)
     os._exit(0)
 for group, (name, case) in zip(groups, torch_cases.items()):
-    interrupt(f"torch.distributed.{name}", lambda case=case, group=group: case(group))
+    interrupt(f"torch.distributed.{name}", lambda case=case, group=group: case(group), 0.1)
 for group, (name, case) in zip(groups[len(torch_cases) :], OURS.items()):
-    interrupt(f"Group.{name}", lambda case=case, group=group: case(tensorferry.c10d.group_of(group)))
+    interrupt(f"Group.{name}", lambda case=case, group=group: case(tensorferry.c10d.group_of(group)), 0.1)
 print("interrupted", flush=True)
 threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
 dist.recv(ones(), 1)

@@ -31,6 +31,13 @@ void as_ranks(Body body, const ProcessGroupOptions& options = {}) {
   for (auto& one : running) one.get();
 }
 
+std::shared_ptr<Agent> join(const std::shared_ptr<Store>& meeting, int rank) {
+  AgentOptions options;
+  options.name = "agent" + std::to_string(rank);
+  options.store = meeting;
+  return Agent::join(std::move(options));
+}
+
 std::vector<at::Tensor> parameters_of(int rank) {
   std::vector<at::Tensor> out{at::full({3, 2}, rank, at::kFloat), at::full({5}, rank + 10, at::kFloat)};
   for (auto& one : out) one.requires_grad_(true).mutable_grad() = at::full_like(one, rank + 1);
@@ -58,10 +65,7 @@ TEST(CppProcessGroup, SharesTheAgentOfTheProgram) {
   std::vector<std::future<int>> running;
   for (int rank = 0; rank < ranks; ++rank) {
     running.push_back(std::async(std::launch::async, [=] {
-      AgentOptions options;
-      options.name = "agent" + std::to_string(rank);
-      options.store = meeting;
-      const auto agent = Agent::join(std::move(options));
+      const auto agent = join(meeting, rank);
       agent->serve("rank", [rank] { return rank; });
       auto group = make_process_group(agent, store, rank, ranks);
       group->barrier({})->wait();
@@ -80,10 +84,7 @@ TEST(CppProcessGroup, FormsOfAgentsByTheirNames) {
   std::vector<std::future<void>> running;
   for (int rank = 0; rank < ranks; ++rank) {
     running.push_back(std::async(std::launch::async, [=] {
-      AgentOptions options;
-      options.name = "agent" + std::to_string(rank);
-      options.store = meeting;
-      const auto agent = Agent::join(std::move(options));
+      const auto agent = join(meeting, rank);
       EXPECT_THROW(make_process_group(agent, {"another"}), InvalidArgument);
       auto group = make_process_group(agent, {"agent0", "agent1"});
       EXPECT_EQ(group->getRank(), rank);
