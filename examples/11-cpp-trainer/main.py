@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,11 +29,6 @@ def build(folder: Path, prefix: Path, gpu: bool) -> Path:
     return folder / "trainer"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpu", action="store_true", help="train on GPU 0")
@@ -46,7 +40,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder), options.prefix, options.gpu)
         server = tensorferry.StoreServer()
-        command = [str(server.port), str(free_port()), str(options.steps)]
+        command = [str(server.port), str(options.steps)]
         ranks = [
             subprocess.Popen([program, str(rank), *command], stdout=subprocess.PIPE, text=True) for rank in range(3)
         ]

@@ -1,6 +1,6 @@
 // One process of the job: the parameter server (rank 2), or a trainer (ranks 0 and 1).
 //
-//   trainer RANK STORE-PORT GROUP-PORT STEPS
+//   trainer RANK STORE-PORT STEPS
 
 #include <tensorferry/agent.h>
 #include <tensorferry/c10d.h>
@@ -11,11 +11,11 @@
 #include <torch/torch.h>
 
 #include <cstdio>
-#include <cstdlib>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -35,13 +35,15 @@ tensorferry::Devices devices() {
 }
 at::Device device() { return devices() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU); }
 
-std::shared_ptr<tensorferry::Agent> join(int rank, const std::string& port, const std::string& name) {
+std::shared_ptr<tensorferry::Agent> join(int rank, const std::string& port, const std::string& name,
+                                         std::function<void(tensorferry::Agent&)> prepare = {}) {
   tensorferry::AgentOptions options;
   options.name = name;
   options.rank = rank;
   options.world_size = trainers + 1;
   options.rendezvous = "store://127.0.0.1:" + port;
   options.devices = devices();
+  options.prepare = std::move(prepare);
   return tensorferry::Agent::join(std::move(options));
 }
 
@@ -65,10 +67,12 @@ class Table {
 
 void serve(const std::string& port) {
   const auto table = std::make_shared<Table>(device());
-  const auto agent = join(trainers, port, "server");
-  agent->serve("table", [agent = agent.get(), table] {
-    return agent->share_object("Table", table, tensorferry::method("fetch", &Table::fetch, {"indices"}),
-                               tensorferry::method("descend", &Table::descend, {"indices", "gradients", "rate"}));
+  // Served before the trainers can find the agent: their first calls may come while it still waits for the world.
+  const auto agent = join(trainers, port, "server", [table](tensorferry::Agent& joining) {
+    joining.serve("table", [agent = &joining, table] {
+      return agent->share_object("Table", table, tensorferry::method("fetch", &Table::fetch, {"indices"}),
+                                 tensorferry::method("descend", &Table::descend, {"indices", "gradients", "rate"}));
+    });
   });
   agent->shutdown();
 }
@@ -80,15 +84,10 @@ at::Tensor likes(const at::Tensor& who, const at::Tensor& what) {
   return (tastes.index_select(0, who) * tastes.index_select(0, what)).sum(1).gt(0).to(at::kFloat);
 }
 
-void train(int rank, const std::string& port, std::uint16_t group_port, int steps) {
+void train(int rank, const std::string& port, int steps) {
   const auto agent = join(rank, port, "trainer" + std::to_string(rank));
   const auto table = agent->call<tensorferry::Object>("server", "table").get();
-
-  c10d::TCPStoreOptions at_store;
-  at_store.port = group_port;
-  at_store.isServer = rank == 0;
-  const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", at_store);
-  auto group = tensorferry::make_process_group(agent, store, rank, trainers);
+  auto group = tensorferry::make_process_group(agent, {"trainer0", "trainer1"});
 
   torch::manual_seed(rank);  // each rank begins with other parameters, and rank 0's win
   torch::nn::Sequential model(torch::nn::Linear(2 * width, 64), torch::nn::ReLU(), torch::nn::Linear(64, 1));
@@ -130,8 +129,8 @@ void train(int rank, const std::string& port, std::uint16_t group_port, int step
 
 int main(int argc, char** argv) {
   const std::vector<std::string> given(argv + 1, argv + argc);
-  if (given.size() != 4) {
-    std::fprintf(stderr, "usage: trainer RANK STORE-PORT GROUP-PORT STEPS\n");
+  if (given.size() != 3) {
+    std::fprintf(stderr, "usage: trainer RANK STORE-PORT STEPS\n");
     return 2;
   }
   const int rank = std::stoi(given[0]);
@@ -139,7 +138,7 @@ int main(int argc, char** argv) {
     if (rank == trainers) {
       serve(given[1]);
     } else {
-      train(rank, given[1], static_cast<std::uint16_t>(std::stoi(given[2])), std::stoi(given[3]));
+      train(rank, given[1], std::stoi(given[2]));
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", rank, error.what());

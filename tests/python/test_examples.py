@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
-def run(folder: str, *arguments: str, timeout: float = 300) -> str:
+def run(folder: str, *arguments: str, timeout: float = 900) -> str:
     """Returns the example's output; fails with all of it if the exit code is not 0."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     environment["COLUMNS"] = "200"  # no line of the output is folded
@@ -156,7 +156,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_cpp_program_and_python_call_each_other(prefix: Path) -> None:
-    output = run("06-embed-cpp", "main.py", "--prefix", str(prefix), timeout=300)
+    output = run("06-embed-cpp", "main.py", "--prefix", str(prefix))
     assert "C++ called weigh() of Python: 3.0" in output
     assert "C++ was told of Python's exception: " in output
     assert "Python called mean() of C++: 2.5" in output
@@ -165,7 +165,7 @@ def test_a_cpp_program_and_python_call_each_other(prefix: Path) -> None:
 
 
 def test_a_learner_learns_from_a_simulator_in_cpp(prefix: Path) -> None:
-    output = run("07-simulator", "main.py", "--prefix", str(prefix), timeout=300)
+    output = run("07-simulator", "main.py", "--prefix", str(prefix))
     assert len(re.findall(r"generation \d: mean return +[\d.]+, best \d+, [\d,]+ steps/s", output)) == 6
     found = re.search(r"balances 1000 other poles for ([\d.]+) of 500 steps", output)
     assert found and float(found[1]) > 300, output
@@ -174,11 +174,11 @@ def test_a_learner_learns_from_a_simulator_in_cpp(prefix: Path) -> None:
 def test_a_learner_fails_when_it_has_not_learned(prefix: Path) -> None:
     arguments = ["--prefix", str(prefix), "--environments", "20", "--generations", "0"]
     with pytest.raises(AssertionError, match="is not above 300"):
-        run("07-simulator", "main.py", *arguments, timeout=300)
+        run("07-simulator", "main.py", *arguments)
 
 
 def test_a_channel_of_a_programs_own_carries_a_tensor(prefix: Path) -> None:
-    output = run("08-own-channel", "main.py", "--prefix", str(prefix), timeout=300)
+    output = run("08-own-channel", "main.py", "--prefix", str(prefix))
     assert "the sum of 4 MiB of ones that went by spool: 1048576" in output
     assert "receiver: cpu -> cpu by spool" in output
     assert "  spool: usable" in output
