@@ -212,7 +212,7 @@ void Publication::fetch(const PeerInfo& peer, const FetchRanges& asked, Reply re
       return reply.fail({Code::resource_exhausted, formatted("no memory for {} bytes", total)});
     }
     for (auto* to = gathered.data; const auto& range : asked.ranges) {
-      std::memcpy(to, version->memory.data + range.offset, range.bytes);
+      if (range.bytes != 0) std::memcpy(to, version->memory.data + range.offset, range.bytes);
       to += range.bytes;
     }
     message.buffers.push_back(std::move(gathered));

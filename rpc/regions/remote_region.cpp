@@ -106,7 +106,7 @@ Status RemoteRegion::check(const Runs& runs, const Buffer& memory, bool to_write
 }
 
 Status RemoteRegion::copy_mapped(const Runs& runs, std::byte* memory, bool to_region) {
-  if (auto before = alive(); !before.ok()) return before;
+  if (auto before = alive(); !before.ok() || runs.bytes() == 0) return before;
   auto* const base = memory_.data + grant_.offset;
   if (runs.run_bytes <= prefetched && runs.offsets.size() <= 64) {
     for (const auto offset : runs.offsets) {

@@ -151,37 +151,37 @@ TEST_P(RegionReads, WithoutTheRightAreRefused) {
 }
 
 TEST_P(RegionReads, NeverBringBytesOfWhatFollowsADrop) {
-  // The owner drops the region and fills its memory again, in a loop; a read that ends well has the region's bytes.
+  // The owner drops the region and fills its memory again, in a loop; a read that ends well has the region's bytes. Each
+  // second region waits until a read of it has ended, however long reads take here.
   std::atomic<bool> ended = false;
+  std::atomic<int> good = 0;
   const auto bytes = memory(256 << 10);
   std::thread changing([&] {
     for (unsigned round = 0; !ended; ++round) {
       std::memset(bytes.data, 0x11, bytes.bytes);
+      const int before = good;
       const auto id = owner.owned->add(bytes, {}, "changing");
-      std::this_thread::sleep_for(std::chrono::microseconds(round % 700));
+      do std::this_thread::sleep_for(std::chrono::microseconds(round % 700));
+      while (round % 2 == 0 && good == before && !ended);
       EXPECT_TRUE(owner.owned->drop(*id).ok());
       std::memset(bytes.data, 0xee, bytes.bytes);
     }
   });
   const auto into = patterned(bytes.bytes);
-  int good = 0, failed = 0, torn = 0;
-  const auto until = Clock().now() + std::chrono::seconds(20);
-  while ((good < 50 || failed < 20) && Clock().now() < until) {
+  int failed = 0, torn = 0;
+  while (good < 50 || failed < 20) {
     const auto region = reader.remote->open({"owner", 0, 0, "changing"});
     if (!region.ok()) continue;
-    while (true) {
-      if (!(*region)->read(Runs::one(0, into.bytes), into).ok()) break;
-      ++good;
+    while ((*region)->read(Runs::one(0, into.bytes), into).ok()) {
       const auto of_the_region = std::count(into.data, into.data + into.bytes, std::byte{0x11});
       if (of_the_region != static_cast<std::ptrdiff_t>(into.bytes)) ++torn;
+      ++good;
     }
     ++failed;
   }
   ended = true;
   changing.join();
   EXPECT_EQ(torn, 0);
-  EXPECT_GE(failed, 20);
-  EXPECT_GT(good, 0);
 }
 
 TEST_P(RegionReads, GrantsEndWithTheVisit) {
