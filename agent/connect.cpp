@@ -151,13 +151,6 @@ class TcpRace {
   bool silent_ = false, refused_ = false;
 };
 
-/// The error of a dial whose connection the listener took and did not answer: it has too many connections in the
-/// handshake, and may answer another time.
-Status refused_for_now(const Status& status) {
-  const bool cut = status.code() == Code::connection_lost || status.code() == Code::deadline_exceeded;
-  return cut ? Status(Code::resource_exhausted, std::string(status.what())) : status;
-}
-
 asio::awaitable<Result<wire::Hello>> read_hello(HandshakeIo& io) {
   Bytes head(wire::Header::size);
   if (auto status = co_await io.read_exactly(head); !status) co_return status;
@@ -255,6 +248,11 @@ Value await_on_reactor(Engine& engine, asio::awaitable<Value> work, Value otherw
 }
 
 }  // namespace
+
+Status refused_for_now(const Status& status) {
+  const bool cut = status.code() == Code::connection_lost || status.code() == Code::deadline_exceeded;
+  return cut ? Status(Code::resource_exhausted, std::string(status.what())) : status;
+}
 
 asio::awaitable<DialResult> reach(std::shared_ptr<Engine> engine, Record record, Clock::time_point deadline) {
   Status why(Code::connection_lost, "it has no address that this agent can use");

@@ -27,6 +27,10 @@ struct DialResult {
   bool may_answer = false;
 };
 
+/// Returns the error of a dial whose connection ended after the listener had taken it, as ResourceExhausted: the agent
+/// has too many connections in the handshake, or the network cut this one, and it may answer another time.
+Status refused_for_now(const Status& status);
+
 /// Connects to the agent of `record`, completes the handshake, and checks that it is that agent. Uses the unix socket
 /// if the two agents may share one and it accepts, else the TCP addresses: the first at once, and each further one when
 /// those before it have failed, or have not answered for 300 ms.

@@ -72,7 +72,7 @@ asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record re
   HandshakeIo io(engine->reactor->context(), engine->clock, std::move(reached.connected->port));
   io.set_deadline(deadline);
   const auto frame = hello_frame(engine->hello(purpose, link.get(), incarnation));
-  if (auto status = co_await io.write_all(frame); !status) co_return DialResult{std::move(status), reached.may_answer};
+  if (const auto status = co_await io.write_all(frame); !status) co_return DialResult{refused_for_now(status), true};
   reached.connected->port = io.take_port();
   reached.connected->hello.purpose = purpose;
   co_return reached;

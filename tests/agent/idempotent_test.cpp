@@ -11,7 +11,10 @@
 #include <thread>
 #include <vector>
 
+#include "agent/address.h"
 #include "agent/execution_record.h"
+#include "agent/transport/network.h"
+#include "agent/transport/socket_port.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
 #include "tests/agent/raw_peer.h"
@@ -63,6 +66,36 @@ class Counting {
   std::map<std::string, int> runs_;
 };
 
+/// Dials by TCP. Its connections end when their agent has written `writes` times.
+class CutDials final : public Network {
+ public:
+  explicit CutDials(int writes) : writes_(writes) {}
+  Result<std::vector<std::string>> listen(std::function<void(std::unique_ptr<StreamPort>)>) override {
+    return std::vector<std::string>();
+  }
+  void stop_listening() override {}
+  Result<std::unique_ptr<StreamPort>> start_connect(const std::string& address) override {
+    const auto where = split_host_port(address);
+    auto socket = start_connect_tcp(where->host, where->port);
+    if (!socket) return socket.status();
+    return std::unique_ptr<StreamPort>(std::make_unique<Port>(std::move(*socket), *this));
+  }
+
+ private:
+  class Port final : public SocketPort {
+   public:
+    Port(FileDescriptor socket, CutDials& by) : SocketPort(std::move(socket), false), by_(by) {}
+    std::ptrdiff_t write(std::span<iovec> from, std::span<const FileDescriptor> descriptors) override {
+      if (by_.writes_-- == 0) shutdown();
+      return SocketPort::write(from, descriptors);
+    }
+
+   private:
+    CutDials& by_;
+  };
+  std::atomic<int> writes_;
+};
+
 class IdempotentCalls : public ::testing::TestWithParam<Ways> {
  protected:
   IdempotentCalls() { counting.serve(*b); }
@@ -102,6 +135,24 @@ TEST_P(IdempotentCalls, RunOnceAndAnswerWhileConnectionsEndAtRandom) {
   const auto runs = counting.runs();
   EXPECT_EQ(runs.size(), 600U);
   for (const auto& [name, times] : runs) EXPECT_EQ(times, 1) << name;
+}
+
+TEST(IdempotentCall, IsMadeThoughTheFirstConnectionToItsPeerEndsAtAnyWrite) {
+  const auto store = std::make_shared<MemoryStore>();
+  Counting counting;
+  const auto b = join(store, "b", {"tcp", "basic"});
+  counting.serve(*b);
+  std::map<std::string, int> once;
+  for (int writes = 0; writes < 6; ++writes) {
+    const auto name = "a" + std::to_string(writes);
+    const auto a = join(store, name, {"tcp", "basic"}, [&](RawAgentOptions& options) {
+      options.surroundings.network = std::make_shared<CutDials>(writes);
+    });
+    const auto reply = call_sync(*a, "b", "count", message_of(name), idempotent(seconds(60)));
+    EXPECT_TRUE(reply.ok()) << writes << ": " << reply.status().text();
+    once[name] = 1;
+  }
+  EXPECT_EQ(counting.runs(), once);
 }
 
 TEST_P(IdempotentCalls, SentAgainWaitForTheFirstExecution) {
