@@ -1,5 +1,5 @@
 /// A link: this agent's end of everything that it shares with one peer. It has a stream for each direction of calling,
-/// a bulk connection for each direction, the channels of each device pair, and the calls in flight (OutgoingCalls).
+/// up to four bulk connections for each direction, the channels of each device pair, and the calls in flight.
 ///
 /// The caller dials the stream of its direction at its first call. Replies on it are read by a caller's thread that
 /// waits for one, else by the pool; requests are read by the pool alone. So a thread that waits for a reply never runs

@@ -1,4 +1,4 @@
-// The caller's side of a link: credit for bytes in flight, and calls that wait for a connection.
+// The caller's side of a link: credit for bytes in flight, the start of a call, and what the link tells of itself.
 #include <string>
 #include <utility>
 
