@@ -12,6 +12,7 @@ build() { scripts/build.sh "$preset" "$folder" "-DCMAKE_CXX_COMPILER=$(first_of 
 
 symbolizer=external_symbolizer_path=$(first_of llvm-symbolizer-16 llvm-symbolizer)
 export ASAN_OPTIONS=$symbolizer:detect_leaks=1:detect_stack_use_after_return=1
+export LSAN_OPTIONS=suppressions=$PWD/scripts/lsan.supp:print_suppressions=0
 export UBSAN_OPTIONS=$symbolizer:print_stacktrace=1
 export TSAN_OPTIONS=$symbolizer:halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/scripts/tsan.supp
 # clang 16's ThreadSanitizer does not start on kernels that randomise more address bits than it expects.

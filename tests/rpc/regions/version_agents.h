@@ -64,7 +64,7 @@ struct TestSet {
   /// Returns whether the image has these bytes.
   [[nodiscard]] bool is(const std::byte* image, const regions::ImageLayout& layout) const {
     for (std::size_t i = 0; i < bytes.size(); ++i) {
-      if (std::memcmp(image + layout.pieces[i].offset, bytes[i].data(), bytes[i].size()) != 0) return false;
+      if (!std::equal(bytes[i].begin(), bytes[i].end(), image + layout.pieces[i].offset)) return false;
     }
     return true;
   }
