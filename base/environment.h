@@ -40,7 +40,8 @@ inline constexpr Variable tls{"TENSORFERRY_TLS", "off",
 
 inline constexpr Variable channels{
     "TENSORFERRY_CHANNELS", "all channels that have a priority",
-    "The channels that an agent has: `shm,basic` allows these alone, in this order, and `-cma` removes one."};
+    "The channels that an agent has: `shm,basic` allows these alone, in this order, `-cma` removes one, and `cma:90` "
+    "gives one another priority."};
 
 inline constexpr Variable socket_dir{"TENSORFERRY_SOCKET_DIR", "abstract sockets, which have no file",
                                      "The folder of an agent's unix socket, which must belong to this user with mode "

@@ -1,6 +1,8 @@
 #include "channels/registry.h"
 
 #include <algorithm>
+#include <charconv>
+#include <system_error>
 #include <utility>
 
 #include "base/text.h"
@@ -96,27 +98,51 @@ bool contains(const std::vector<std::string_view>& words, std::string_view word)
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
+/// Returns the integer that is the whole text; nullopt: it is none.
+std::optional<int> integer_of(std::string_view text) {
+  int value = 0;
+  const auto* const end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stopped == end ? std::optional(value) : std::nullopt;
+}
+
 }  // namespace
 
 Result<std::vector<std::unique_ptr<Driver>>> Registry::drivers(std::string_view choice) const {
   std::vector<std::string_view> allowed, removed;
+  auto order = *this;
+  bool reordered = false;
   for (const auto word : words_of(choice)) {
     const bool removes = word.front() == '-';
-    const auto name = word.substr(removes ? 1 : 0);
-    if (std::none_of(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.name == name; })) {
+    const auto colon = word.find(':');
+    const auto name = word.substr(0, colon).substr(removes ? 1 : 0);
+    const auto entry = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.name == name; });
+    if (entry == entries_.end()) {
       return Status(Code::invalid_argument,
                     formatted("there is no channel \"{}\"; known are: {}", name, joined(names(), ", ")));
     }
-    auto& list = removes ? removed : allowed;
-    if (!contains(list, name)) list.push_back(name);
+    if (colon == std::string_view::npos) {
+      auto& list = removes ? removed : allowed;
+      if (!contains(list, name)) list.push_back(name);
+      continue;
+    }
+    const auto priority = integer_of(word.substr(colon + 1));
+    if (removes || !priority) {
+      return Status(Code::invalid_argument,
+                    formatted("\"{}\" gives no priority: write \"{}:50\", or another integer", word, name));
+    }
+    order.insert({entry->name, priority, entry->factory});
+    reordered = true;
   }
-  if (!allowed.empty() && !removed.empty()) {
-    return Status(Code::invalid_argument, formatted("\"{}\" both allows and removes channels: name the channels to "
-                                                    "allow, or the channels to remove with a minus sign before each",
-                                                    choice));
+  if (!allowed.empty() && (!removed.empty() || reordered)) {
+    return Status(
+        Code::invalid_argument,
+        formatted("\"{}\" both allows channels and changes the default order: name the channels to allow, or "
+                  "those to remove with a minus sign before each, and those to move with a priority after each",
+                  choice));
   }
   if (allowed.empty()) {
-    for (const auto& entry : entries_) {
+    for (const auto& entry : order.entries_) {
       if (entry.priority && !contains(removed, entry.name)) allowed.push_back(entry.name);
     }
   }

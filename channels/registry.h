@@ -35,10 +35,11 @@ class Registry {
   /// Makes the drivers of an agent, in the order in which it tries them. `choice` overrides the default order:
   /// - "cma,basic" allows these alone, in this order.
   /// - "-cma" removes names from the default order.
+  /// - "cma:90" gives a channel this priority in the default order, also one on request.
   /// - "" changes nothing.
   ///
-  /// InvalidArgument for a choice that both allows and removes, and for an unknown name. The text then lists the known
-  /// names, with those on request among them.
+  /// InvalidArgument for a choice that both allows and changes the default order, for a priority that is no integer,
+  /// and for an unknown name. The text then lists the known names, with those on request among them.
   [[nodiscard]] Result<std::vector<std::unique_ptr<Driver>>> drivers(std::string_view choice) const;
 
   [[nodiscard]] std::vector<std::string> names() const;

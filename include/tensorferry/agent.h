@@ -64,6 +64,7 @@ struct AgentOptions {
   /// The cluster key. "": TENSORFERRY_KEY_FILE or TENSORFERRY_KEY. Agents on more than one host need a key.
   std::string key{};
   /// The channels that may carry tensors. "shm,basic": only these, in this order. "-shm": all except shm.
+  /// "cma:90": gives cma this priority.
   /// "": TENSORFERRY_CHANNELS, or all.
   std::string channels{};
   /// Adds channels of the program's own to those of the library. Runs once, inside join(). `channels` chooses among all

@@ -195,7 +195,8 @@ class Agent(Calls):
         key: the cluster key; by default that of ``TENSORFERRY_KEY_FILE`` or ``TENSORFERRY_KEY``. Required to listen
             beyond this host.
         channels: the channels that are allowed. ``"xth,basic"`` allows only these, in this order; ``"-xth"`` allows all
-            except this one; by default ``TENSORFERRY_CHANNELS``. ``tensorpipe`` is used only if it is named.
+            except this one; ``"cma:90"`` gives one another priority; by default ``TENSORFERRY_CHANNELS``.
+            ``tensorpipe`` is used only if it is named.
         interface: the network interfaces to listen on, in the order in which peers try them: ``"eth0"`` or
             ``"ib0,eth0"``; or names or addresses of this host; by default ``TENSORFERRY_SOCKET_IFNAME``, else the
             interface that leads to the store's host.

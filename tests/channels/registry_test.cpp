@@ -135,6 +135,19 @@ TEST(Registry, AListAllowsOnlyItsChannelsInItsOrder) {
   EXPECT_THAT(names_of(registry.drivers(" ,, ")), ElementsAre("xth", "shm", "cma", "basic"));
 }
 
+TEST(Registry, APriorityMovesAChannelInTheDefaultOrder) {
+  auto registry = Registry::built_in();
+  registry.add_on_request("owl", pigeon("owl"));
+  EXPECT_THAT(names_of(registry.drivers("cma:90")), ElementsAre("xth", "cma", "shm", "basic"));
+  EXPECT_THAT(names_of(registry.drivers("cma:10, shm:5")), ElementsAre("xth", "cma", "shm", "basic"));
+  EXPECT_THAT(names_of(registry.drivers("basic:1000,-shm,owl:-3")), ElementsAre("basic", "xth", "cma", "owl"));
+  EXPECT_THAT(names_of(registry.drivers("")), ElementsAre("xth", "shm", "cma", "basic")) << "the registry is unchanged";
+  for (const auto* wrong : {"cma:", "cma:fast", "cma:1.5", "cma:99999999999", "-cma:5"})
+    EXPECT_THAT(std::string(registry.drivers(wrong).status().what()), HasSubstr("gives no priority")) << wrong;
+  EXPECT_THAT(std::string(registry.drivers("cma:5,basic").status().what()), HasSubstr("both allows"));
+  EXPECT_THAT(std::string(registry.drivers("crow:5").status().what()), HasSubstr("no channel \"crow\""));
+}
+
 TEST(Registry, AMinusRemovesAChannelFromTheDefaultOrder) {
   const auto registry = Registry::built_in();
   EXPECT_THAT(names_of(registry.drivers("-xth")), ElementsAre("shm", "cma", "basic"));

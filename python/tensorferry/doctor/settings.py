@@ -20,7 +20,7 @@ VARIABLES = {
     "TENSORFERRY_KEY_FILE": "",
     "TENSORFERRY_KEY": "",
     "TENSORFERRY_TLS": r"key|off|\w+=.*",
-    "TENSORFERRY_CHANNELS": r"[-\w, ]*",
+    "TENSORFERRY_CHANNELS": r"[-\w, :]*",
     "TENSORFERRY_SOCKET_DIR": "",
     "TENSORFERRY_SOCKET_IFNAME": "",
     "TENSORFERRY_COLLECTIVES": r"\w+=\w+(,\w+=\w+)*",
@@ -112,15 +112,16 @@ def channels(host: Host) -> Iterator[Finding]:
     given = [each.strip() for each in host.variable("TENSORFERRY_CHANNELS").split(",") if each.strip()]
     if not given:
         return
-    unknown = [each for each in given if each.lstrip("-") not in _CHANNELS]
-    signs = {each.startswith("-") for each in given}
-    if unknown or len(signs) > 1:
-        what = f"no channel {unknown[0]!r}" if unknown else "both allowed and removed channels"
-        known = f"Known are {', '.join(_CHANNELS)}: name some, or put a minus before each."
+    names = {each: each.lstrip("-").split(":")[0] for each in given}
+    unknown = [each for each in given if names[each] not in _CHANNELS]
+    changes = {each.startswith("-") or ":" in each for each in given}  # the default order, instead of naming all
+    if unknown or len(changes) > 1:
+        what = f"no channel {unknown[0]!r}" if unknown else "both allowed channels and changes of the default order"
+        known = f"Known are {', '.join(_CHANNELS)}: name some, or put a minus before each, or a priority after each."
         yield Finding("channels", BROKEN, f"TENSORFERRY_CHANNELS names {what}", "No agent starts.", known)
         return
     fast = ("shm", "xth", "cuda_ipc", "ibv")
-    lost = [each for each in fast if ("-" + each in given if signs == {True} else each not in given)]
+    lost = [each for each in fast if ("-" + each in given if changes == {True} else each not in given)]
     cost = f"{', '.join(lost)} carry nothing." if lost else ""
     yield Finding("channels", SLOW if lost else OK, f"TENSORFERRY_CHANNELS={','.join(given)}", cost,
                   "unset TENSORFERRY_CHANNELS, unless this is meant." if lost else "")  # fmt: skip
