@@ -22,7 +22,7 @@ import torch.distributed.rpc as rpc
 from torch.distributed.rpc import _utils, api, backend_registry
 
 from . import _torch_rpc  # type: ignore[attr-defined]  # a compiled module without types
-from .rpc.options import warn_of_tensorpipe_parts
+from .rpc.options import options_of_tensorpipe_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -177,7 +177,8 @@ _MESSAGE_TYPES = {
 
 
 def _construct_options(rpc_timeout: float, init_method: str, **options: Any) -> RpcBackendOptions:
-    warn_of_tensorpipe_parts(**{option: options.pop(option, None) for option in ("_transports", "_channels")})
+    parts = {option: options.pop(option, None) for option in ("_transports", "_channels")}
+    options = {**options_of_tensorpipe_parts(**parts), **options}
     return RpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **options)
 
 

@@ -134,11 +134,42 @@ def test_a_timeout_among_the_options_is_a_float_like_torchs():
         rpc.RpcBackendOptions(rpc_timeout="soon")
 
 
-def test_transports_and_channels_of_tensorpipe_are_reported():
-    with pytest.warns(
-        UserWarning, match=r"_transports=\['uv'\] and _channels=\['cma'\]: these are parts of TensorPipe"
-    ):
-        rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["cma"])
+@pytest.mark.parametrize(
+    ("transports", "channels", "expected"),
+    [
+        (None, ["cma", "mpt_uv", "basic"], {"channels": "cma,basic"}),
+        (["uv"], None, {"unix_sockets": False}),
+        (["ibv", "shm"], ["basic"], {"channels": "basic"}),
+        (["shm"], None, {"interface": "lo"}),
+    ],
+)
+def test_transports_and_channels_of_tensorpipe_have_their_meaning(transports, channels, expected):
+    options = rpc.TensorPipeRpcBackendOptions(_transports=transports, _channels=channels)
+    assert options.agent_options == expected
+
+
+def test_transports_and_channels_of_tensorpipe_reach_the_agent():
+    store = dist.HashStore()
+    options = rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["cma", "basic"])
+    rpc.init_rpc("a", rpc_backend_options=options, store=store)
+    try:
+        with tensorferry.Agent("b", store=store):
+            explained = rpc.explain("b")
+    finally:
+        rpc.shutdown()
+    assert [name for name, _, _ in explained.candidates] == ["cma", "basic"]
+    assert explained.transport == "tcp"
+
+
+def test_transports_and_channels_that_tensorpipe_has_not_are_refused():
+    with pytest.raises(ValueError, match=r"_channels names 'shm'; TensorPipe has basic, xth, cma"):
+        rpc.TensorPipeRpcBackendOptions(_channels=["shm"])
+    with pytest.raises(ValueError, match=r"_transports names 'tcp'; TensorPipe has uv, shm, ibv"):
+        rpc.TensorPipeRpcBackendOptions(_transports=["tcp"])
+    with pytest.raises(ValueError, match="_channels is a list of names"):
+        rpc.TensorPipeRpcBackendOptions(_channels="cma")
+    with pytest.raises(ValueError, match="_channels is a list of names"):
+        rpc.TensorPipeRpcBackendOptions(_channels=[])
 
 
 def test_wrong_arguments_are_reported(monkeypatch):

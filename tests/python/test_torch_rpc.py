@@ -149,6 +149,9 @@ def test_options_are_checked() -> None:
         refused(ValueError, lambda: options.set_device_map("a", {0: 2}), "1-to-1")
         options.set_device_map("a", {1: 0})
         assert len(options.device_maps["a"]) == 2
+        from torch.distributed.rpc.backend_registry import construct_rpc_backend_options
+        made = construct_rpc_backend_options(rpc.BackendType.TENSORFERRY, _transports=["uv"], _channels=["cma"])
+        assert made.agent_options == {"unix_sockets": False, "channels": "cma"}
         class Foreign(rpc.RpcBackendOptions):
             pass
         refused(TypeError, lambda: rpc.init_rpc("a", backend=rpc.BackendType.TENSORFERRY, rank=0, world_size=1,

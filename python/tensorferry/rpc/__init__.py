@@ -142,6 +142,7 @@ def init_rpc(
     for option in ("devices", "device_maps"):  # torch's base class RpcBackendOptions has neither
         if value := getattr(given, option, None):
             agent_options.setdefault(option, value)
+    agent_options = {**getattr(given, "agent_options", {}), **agent_options}
     with _lock:
         if _is_current_rpc_agent_set():
             raise RuntimeError("RPC is already initialized")

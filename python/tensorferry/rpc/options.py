@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     DeviceLike = int | str | torch.device
@@ -60,21 +61,37 @@ class RpcBackendOptions:
         self._rpc_timeout = float(seconds)
 
 
-def warn_of_tensorpipe_parts(**given: Any) -> None:
-    """Warns of options that name transports or channels of TensorPipe."""
-    if names := [f"{name}={value!r}" for name, value in given.items() if value is not None]:
-        warnings.warn(
-            f"{' and '.join(names)}: these are parts of TensorPipe, and have no effect here. Choose among the "
-            "channels of tensorferry by channels=",
-            stacklevel=3,
-        )
+_TENSORPIPE_CHANNELS = ("basic", "xth", "cma", "mpt_uv", "cuda_basic", "cuda_xth", "cuda_ipc", "cuda_gdr")
+_TENSORPIPE_TRANSPORTS = ("uv", "shm", "ibv")
+
+
+def _check_names(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
+    if isinstance(given, str) or not given:
+        raise ValueError(f"{kind} is a list of names, of {', '.join(known)}, not {given!r}")
+    if unknown := [each for each in given if each not in known]:
+        raise ValueError(f"{kind} names {unknown[0]!r}; TensorPipe has {', '.join(known)}")
+
+
+def options_of_tensorpipe_parts(
+    *, _transports: Sequence[str] | None = None, _channels: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """The options of an agent that mean the same as these names of TensorPipe's transports and channels."""
+    options: dict[str, Any] = {}
+    if _channels is not None:
+        _check_names("_channels", _channels, _TENSORPIPE_CHANNELS)
+        ours = ["basic" if each == "mpt_uv" else each for each in _channels]  # TCP by several connections
+        options["channels"] = ",".join(dict.fromkeys(ours))
+    if _transports is not None:
+        _check_names("_transports", _transports, _TENSORPIPE_TRANSPORTS)
+        if "shm" not in _transports:
+            options["unix_sockets"] = False
+        elif len(_transports) == 1:
+            options["interface"] = "lo"
+    return options
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
-    """torch's options. All of them are used except ``num_worker_threads``, ``_transports`` and ``_channels``.
-
-    The last two name parts of TensorPipe, which are not here: a warning says so. ``channels=`` of ``init_rpc`` chooses
-    among the channels of this package.
+    """torch's options. All of them are used except ``num_worker_threads``.
 
     Args:
         num_worker_threads: stored, but not used. The number of threads grows with the functions that block, up to
@@ -85,9 +102,13 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             tensors in results land by its inverse. A tensor on a device that the map does not name lands on the device
             of the same index, else on the first GPU, else on the CPU (torch refuses to send it).
         devices: the local GPUs that tensors may be on; None: all. Name the GPUs of ``device_maps`` too.
+        _transports: how calls travel: ``shm`` between processes of one host, ``uv`` (or ``ibv``) by TCP. Without
+            ``shm`` they go by TCP on one host too; with ``shm`` alone no other host is reached.
+        _channels: the channels that may carry tensors, in this order, as ``channels=`` of ``init_rpc``, which goes
+            before it. TensorFerry's have TensorPipe's names; ``mpt_uv`` is ``basic``.
 
     Raises:
-        ValueError: a map of ``device_maps`` is not one to one.
+        ValueError: a map of ``device_maps`` is not one to one, or TensorPipe has no such transport or channel.
 
     Example::
 
@@ -104,11 +125,11 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         init_method: str = DEFAULT_INIT_METHOD,
         device_maps: dict[str, DeviceMap] | None = None,
         devices: list[DeviceLike] | None = None,
-        _transports: list[Any] | None = None,
-        _channels: list[Any] | None = None,
+        _transports: list[str] | None = None,
+        _channels: list[str] | None = None,
     ) -> None:
         super().__init__(rpc_timeout, init_method)
-        warn_of_tensorpipe_parts(_transports=_transports, _channels=_channels)
+        self.agent_options = options_of_tensorpipe_parts(_transports=_transports, _channels=_channels)
         self.num_worker_threads = num_worker_threads
         self.device_maps: dict[str, dict[torch.device, torch.device]] = {}
         self.devices: list[torch.device] = []
