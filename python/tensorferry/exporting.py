@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -153,10 +154,11 @@ class Exporter:
         while True:
             try:
                 self.write()
-            except OSError as error:
+            except Exception as error:  # of the file system, or of a source that the program has added
                 if not warned:
-                    _log.warning("the metrics cannot be written to %s: %s", self._file, error)
-                warned = True
+                    warned = True
+                    with contextlib.suppress(Exception):  # of a handler of the log
+                        _log.warning("the metrics cannot be written to %s: %s", self._file, error)
             if self._ended.wait(INTERVAL):
                 break
         self._file.unlink(missing_ok=True)

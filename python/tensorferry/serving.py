@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Coroutine
@@ -74,11 +75,19 @@ class HandlerLoop:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            self._run_until_stopped()
             self._loop.run_until_complete(self._end_all())
         finally:
             self._inbox.close()
             self._loop.close()
+
+    def _run_until_stopped(self) -> None:
+        while True:
+            try:
+                return self._loop.run_forever()
+            except BaseException:  # a SystemExit of a task that a coroutine has left behind, or of a handler of the log
+                with contextlib.suppress(BaseException):
+                    _log.exception("a task or a callback on the event loop of %s raised", self._name)
 
     async def _end_all(self) -> None:
         for task in self._tasks:
