@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import ipaddress
 import itertools
 import logging
 import math
 import socket
+import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -21,7 +25,44 @@ from .errors import ConnectionLost, DeadlineExceeded, InvalidArgument
 __all__ = ["Meeting", "StoreServer", "connect_store", "meet"]
 
 _log = logging.getLogger("tensorferry")
-_QUIET = 5.0  # seconds of waiting before a line says what is awaited
+_T = TypeVar("_T")
+
+
+class LongWait:
+    """A wait of ``timeout`` seconds at most (0: no limit). After 5 s, one line tells what is awaited."""
+
+    _QUIET = 5.0
+
+    def __init__(self, timeout: float) -> None:
+        now = time.monotonic()
+        self._until = now + timeout if timeout > 0 else math.inf
+        self._tells_at = now + self._QUIET
+
+    def tell(self, text: Callable[[], str]) -> None:
+        """Logs the text once, if the wait has become long. To be called again and again, and before giving up."""
+        if time.monotonic() < self._tells_at:
+            return
+        self._tells_at = math.inf
+        _log.warning("%s", text())
+
+    def left(self) -> float:
+        """Returns the seconds left."""
+        return max(0.0, self._until - time.monotonic())
+
+    def over(self) -> bool:
+        """Whether the time has passed."""
+        return self.left() == 0
+
+
+@contextlib.contextmanager
+def interruption_names(awaited: str) -> Iterator[None]:
+    """Lets a KeyboardInterrupt inside say what was waited for."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not error.args:
+            error.args = (f"interrupted while waiting for {awaited}",)
+        raise
 
 
 class StoreServer(_C.StoreServer):
@@ -122,6 +163,38 @@ def _listen_on_loopback(host: str, port: int) -> int | None:
         return None
 
 
+def _run_within(timeout: float, awaited: str, call: Callable[[], _T]) -> _T:
+    """Returns the result of ``call``, which a server that hangs would hold up: runs it on a thread of its own, so that
+    Ctrl-C and ``timeout`` (seconds; 0: no limit) end the wait. The call then goes on by itself."""
+    results: list[_T] = []
+    errors_: list[BaseException] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors_.append(error)
+        finally:
+            ended.set()
+
+    threading.Thread(target=run, name="tensorferry-join", daemon=True).start()
+    wait = LongWait(timeout)
+    with interruption_names(awaited):
+        while not ended.wait(min(0.5, wait.left())):
+            wait.tell(lambda: f"waits for an answer of {awaited}")
+            if wait.over():
+                raise DeadlineExceeded(f"{awaited} does not answer within {timeout:g} s: has its process stopped?")
+    if errors_:
+        raise errors_[0]
+    return results[0]
+
+
+def _check_that_it_answers(store: _C.Store) -> None:
+    """Returns once the store's server has answered a request."""
+    store.get("tensorferry/none", 0)
+
+
 def _open_tcp_store(found: _C.Rendezvous) -> dist.TCPStore:
     """Returns the store at the rendezvous; the agent of rank 0 serves it, unless torchrun does."""
     serves = found.rank == 0 and not found.torchrun
@@ -136,31 +209,51 @@ def _await_server(found: _C.Rendezvous, timeout: float) -> None:
     """Waits until the server of a TCPStore takes connections: torch's client would hear neither of Ctrl-C nor of
     ``timeout`` (seconds; 0: no limit)."""
     address = f"{found.host}:{found.port}"
-    began = time.monotonic()
-    until = began + timeout if timeout > 0 else math.inf
-    says_at = began + _QUIET
+    server = "torchrun" if found.torchrun else "the process of rank 0"
+
+    def awaited(why: OSError) -> str:
+        return f"rank {found.rank} waits for {server}, which serves the rendezvous at {address} ({why})"
+
+    wait = LongWait(timeout)
     pause = 0.01
     while True:
         try:
-            socket.create_connection((found.host, found.port), max(0.001, min(1.0, until - time.monotonic()))).close()
+            socket.create_connection((found.host, found.port), max(0.001, min(1.0, wait.left()))).close()
         except OSError as error:
             why = error
         else:
             return
-        now = time.monotonic()
-        if now >= until:
+        wait.tell(functools.partial(awaited, why))
+        if wait.over():
             raise DeadlineExceeded(
                 f"the rendezvous host at {address} cannot be reached within {timeout:g} s ({why}): is the process of "
                 "rank 0 running, and are the address and port (MASTER_ADDR, MASTER_PORT) those of its host?"
             )
-        if now >= says_at:
-            says_at = math.inf
-            server = "torchrun" if found.torchrun else "the process of rank 0"
-            _log.warning(
-                "rank %d waits for %s, which serves the rendezvous at %s (%s)", found.rank, server, address, why
-            )
-        time.sleep(min(pause, max(0.0, until - now)))
+        time.sleep(min(pause, wait.left()))
         pause = min(2 * pause, 0.5)
+
+
+def open_store(found: _C.Rendezvous, timeout: float) -> dist.Store:
+    """Returns torch's store at the rendezvous, whose server has answered.
+
+    Args:
+        found: names no built-in store.
+        timeout: seconds to wait for the server; 0: no limit.
+
+    Raises:
+        DeadlineExceeded: nothing answers there within ``timeout``. DistError: torch's, if the store cannot be served or
+            reached.
+    """
+    if not found.path and (found.rank != 0 or found.torchrun):
+        with interruption_names("the rendezvous"):
+            _await_server(found, timeout)
+
+    def opened() -> dist.Store:
+        store = dist.FileStore(found.path, found.world_size or -1) if found.path else _open_tcp_store(found)
+        _check_that_it_answers(_C.adapt_store(store))
+        return store
+
+    return _run_within(timeout, found.path or f"the rendezvous host at {found.host}:{found.port}", opened)
 
 
 def _unreachable(found: _C.Rendezvous, error: Exception) -> ConnectionLost:
@@ -190,16 +283,15 @@ def meet(
     """
     if store is not None:
         adapted = store if isinstance(store, _C.Store) else _C.adapt_store(store)
+        _run_within(join_timeout, "the store", functools.partial(_check_that_it_answers, adapted))
         host = getattr(store, "host", "")
         return Meeting(adapted, rank, world_size or 0, host if isinstance(host, str) else "", _place_of(store))
     init_method = init_method or "env://"
     found = _C.Rendezvous(init_method, rank, world_size or 0)
     if found.built_in:
         raise InvalidArgument(f"{init_method}: pass store=tensorferry.connect_store(host, port) instead")
-    if not found.path and (found.rank != 0 or found.torchrun):
-        _await_server(found, join_timeout)
     try:
-        store = dist.FileStore(found.path, found.world_size or -1) if found.path else _open_tcp_store(found)
+        store = open_store(found, join_timeout)
     except dist.DistError as error:
         raise _unreachable(found, error) from None
     return Meeting(_C.adapt_store(store), found.rank, found.world_size, found.host, found.place)

@@ -13,25 +13,29 @@ import enum
 import functools
 import json
 import os
+import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlparse
+from urllib.parse import parse_qsl, urlencode, urlparse
 
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import _utils, api, backend_registry
 
-from . import _torch_rpc  # type: ignore[attr-defined]  # a compiled module without types
+from . import _C, _torch_rpc  # type: ignore[attr-defined]  # a compiled module without types
+from .errors import DeadlineExceeded, InvalidArgument
+from .rendezvous import LongWait, interruption_names, open_store
 from .rpc.options import options_of_tensorpipe_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from .calls import DeviceLike
 
 __all__ = ["RpcBackendOptions"]
 
 NAME = "TENSORFERRY"
+SCHEME = "tensorferry"  # of the rendezvous that torch passes on to _rendezvous()
 
 # Options of the agent underneath, which RpcBackendOptions takes too.
 AGENT_OPTIONS = (
@@ -62,6 +66,8 @@ class RpcBackendOptions(rpc.RpcBackendOptions):  # type: ignore[misc]  # torch d
         device_maps: for each callee, a one-to-one dict from devices here to devices there; ``init_rpc`` checks that. A
             tensor on a GPU travels only by such a map; results travel by its inverse.
         devices: the local GPUs that tensors may be on; None: those of all device maps.
+        join_timeout: seconds that ``init_rpc`` waits for the process that serves the rendezvous, and then for the other
+            workers; 0: no limit.
         agent_options: the arguments of :class:`tensorferry.Agent` with the same names: ``channels``, ``key``,
             ``interface``, ``ports``, ``unix_sockets``, ``shared_memory``, ``socket_dir``, ``tls``,
             ``heartbeat``, ``peer_timeout``, ``max_threads``, ``max_bytes_in_flight``.
@@ -85,6 +91,7 @@ class RpcBackendOptions(rpc.RpcBackendOptions):  # type: ignore[misc]  # torch d
         init_method: str = rpc.constants.DEFAULT_INIT_METHOD,
         device_maps: Mapping[str, Mapping[DeviceLike, DeviceLike]] | None = None,
         devices: Sequence[DeviceLike] | None = None,
+        join_timeout: float = 300.0,
         **agent_options: Any,
     ) -> None:
         super().__init__(rpc_timeout, init_method)
@@ -96,6 +103,7 @@ class RpcBackendOptions(rpc.RpcBackendOptions):  # type: ignore[misc]  # torch d
         self.num_worker_threads = num_worker_threads
         self.device_maps = {to: _device_map(one) for to, one in (device_maps or {}).items()}
         self.devices = _device_list(devices or [])
+        self.join_timeout = join_timeout
         self.agent_options = agent_options
 
     def set_device_map(self, to: str, device_map: Mapping[DeviceLike, DeviceLike]) -> None:
@@ -221,6 +229,27 @@ def _agree_on_kind(store: dist.Store, static: bool) -> None:
         )
 
 
+def _await_keys(store: dist.Store, keys: list[str], rank: int, timeout: float) -> None:
+    """Waits until each worker has set its key of ``keys``, in slices: torch's own wait would hear neither of Ctrl-C nor
+    of ``timeout`` (seconds; 0: no limit)."""
+
+    def missing() -> str:
+        absent = [str(other) for other, key in enumerate(keys) if not store.check([key])]
+        return ("rank " if len(absent) == 1 else "ranks ") + ", ".join(absent)
+
+    wait = LongWait(timeout)
+    pause = 0.001
+    while not store.check(keys):
+        wait.tell(lambda: f"rank {rank} waits for {missing()} of a world of {len(keys)} to join")
+        if wait.over():
+            raise DeadlineExceeded(
+                f"a world of {len(keys)} was not complete within {timeout:g} s; missing: {missing()}. Are their "
+                "processes running, with the same rendezvous and world size?"
+            )
+        time.sleep(min(pause, wait.left()))
+        pause = min(2 * pause, 0.02 + len(keys) / 8000)  # one store serves all workers
+
+
 def _exchange_devices(store: dist.Store, name: str, rank: int, world_size: int, options: RpcBackendOptions) -> Any:
     """Tells the other workers which devices and maps this one has, and checks those of all of them.
 
@@ -232,10 +261,11 @@ def _exchange_devices(store: dist.Store, name: str, rank: int, world_size: int, 
         "maps": {to: {str(a): str(b) for a, b in one.items()} for to, one in options.device_maps.items()},
         "devices": [str(device) for device in options.devices],
     }
-    store.set(f"tensorferry/devices/{rank}", json.dumps(mine))
-    all_ = [
-        mine if other == rank else json.loads(store.get(f"tensorferry/devices/{other}")) for other in range(world_size)
-    ]
+    keys = [f"tensorferry/devices/{other}" for other in range(world_size)]
+    store.set(keys[rank], json.dumps(mine))
+    with interruption_names("the other workers to join"):
+        _await_keys(store, keys, rank, options.join_timeout)
+    all_ = [mine if other == rank else json.loads(store.get(key)) for other, key in enumerate(keys)]
     names = [one["name"] for one in all_]
     maps = {
         one["name"]: {
@@ -258,6 +288,7 @@ def _make_agent(
     settings = {
         "world_size": world_size,
         "timeout": options.rpc_timeout,
+        "join_timeout": options.join_timeout,
         "worker_threads": options.num_worker_threads,
         "device_maps": options.device_maps,
         "reverse_device_maps": reverse,
@@ -362,13 +393,50 @@ def init_rpc(name: str, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         backend = backend_registry.BackendType[NAME]
     elif isinstance(backend, enum.Enum) and backend_registry.backend_registered(backend.name):
         backend = backend_registry.BackendType[backend.name]  # each registration makes a new enumeration
+    if isinstance(backend, enum.Enum) and backend.name == NAME:
+        return _init_rpc(name, backend, *args, **kwargs)
     return _torch_init_rpc(name, backend, *args, **kwargs)
+
+
+def _init_rpc(name: str, backend: Any, rank: Any = -1, world_size: Any = None, rpc_backend_options: Any = None) -> Any:
+    """As torch's ``init_rpc``, but opens a TCPStore by ``_rendezvous()``: torch's own wait for the server and for the
+    workers hears neither of Ctrl-C nor of ``join_timeout``.
+
+    Raises:
+        InvalidArgument: the world has no such rank, for which torch would wait.
+    """
+    options = RpcBackendOptions() if rpc_backend_options is None else rpc_backend_options
+    if isinstance(rank, int) and isinstance(world_size, int) and 0 < world_size <= rank:
+        raise InvalidArgument(f"rank {rank} is not within a world of {world_size}")
+    method = getattr(options, "init_method", "")
+    try:
+        found = _C.Rendezvous(method, rank, world_size or 0)
+    except (InvalidArgument, TypeError):  # torch says what is wrong, or takes it
+        found = None
+    if found is None or found.path or found.built_in or not found.port:
+        return _torch_init_rpc(name, backend, rank, world_size, options)
+    query = urlencode({"method": method, "join_timeout": getattr(options, "join_timeout", 300.0)})
+    host = f"[{found.host}]" if ":" in found.host else found.host
+    options.init_method = f"{SCHEME}://{host}:{found.port}?{query}"
+    try:
+        return _torch_init_rpc(name, backend, rank, world_size, options)
+    finally:
+        options.init_method = method
+
+
+def _rendezvous(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """The handler of the scheme that ``_init_rpc()`` gives to torch, which adds the rank and the world size."""
+    query = dict(parse_qsl(urlparse(url).query))
+    world_size = max(0, int(query.get("world_size", 0)))  # torch adds -1 for a group without one
+    found = _C.Rendezvous(query["method"], int(query.get("rank", -1)), world_size)
+    yield open_store(found, float(query["join_timeout"])), found.rank, found.world_size
 
 
 def _register() -> None:
     if backend_registry.backend_registered(NAME):
         return
     backend_registry.register_backend(NAME, _construct_options, _init_backend)
+    dist.register_rendezvous_handler(SCHEME, _rendezvous)
     rpc.BackendType = backend_registry.BackendType  # type: ignore[misc]
     rpc.init_rpc = init_rpc
     rpc.shutdown = api.shutdown = shutdown

@@ -112,6 +112,7 @@ def pairs() -> tensorferry.collectives.Group:
 WEIGHTS = b.publish({"weight": torch.zeros(4)}, name="weights")
 BLOCK: dict[str, Callable[[], Any]] = {
     "Agent": world,
+    "Agent at a store that does not answer": lambda: tensorferry.Agent("late", store=frozen_store),
     "Agent.explain": lambda: a.explain("frozen"),
     "Agent.find_region": lambda: a.find_region("frozen", "cache"),
     "Agent.rpc_sync": lambda: a.rpc_sync("b", time.sleep, (100,)),
@@ -133,6 +134,9 @@ BLOCK: dict[str, Callable[[], Any]] = {
     "connect_store": lambda: tensorferry.connect_store("127.0.0.1", closed_port),
     "connect_store to a server that says nothing": lambda: tensorferry.connect_store("127.0.0.1", deaf_port),
     "rendezvous.meet": lambda: tensorferry.rendezvous.meet(f"tcp://127.0.0.1:{closed_port}", None, 1, 2, 100),
+    "rendezvous.meet at a server that says nothing": lambda: tensorferry.rendezvous.meet(
+        f"tcp://127.0.0.1:{deaf_port}", None, 1, 2, 100
+    ),
     "rpc.explain": lambda: rpc.explain("frozen"),
     "rpc.find_region": lambda: rpc.find_region("frozen", "cache"),
     "rpc.init_rpc": lambda: join_default(store=dist.HashStore()),

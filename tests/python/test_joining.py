@@ -1,0 +1,78 @@
+"""Every way of joining: time-outs, Ctrl-C, and the line that says what is awaited and from whom.
+
+test_init.py has init_rpc() and Agent.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import tensorferry
+from conftest import free_port
+from tensorferry import errors
+
+# ---- torch's module on the backend
+
+TORCH = """
+import os, signal, sys, threading
+import tensorferry.torch as ferry, torch.distributed.rpc as rpc
+from tensorferry import errors
+def init(rank, port, world_size=2, **options):
+    options = ferry.RpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}", **options)
+    rpc.init_rpc(f"w{rank}", backend=rpc.BackendType.TENSORFERRY, rank=rank, world_size=world_size,
+                 rpc_backend_options=options)
+def interrupt_soon():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+"""
+
+
+def run_torch(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``code`` in a process, which prints the error that it gets."""
+    program = TORCH + "try:\n" + textwrap.indent(textwrap.dedent(code), "    ")
+    program += "\nexcept BaseException as error:\n    print(type(error).__name__, error)\nos._exit(0)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_torchs_module_waits_for_the_rendezvous_as_long_as_join_timeout_says() -> None:
+    port = free_port()
+    said = run_torch(f"init(1, {port}, join_timeout=0.3)").stdout
+    assert said.startswith(f"DeadlineExceeded the rendezvous host at 127.0.0.1:{port} cannot be reached within 0.3 s")
+
+
+def test_ctrl_c_ends_the_wait_of_torchs_module_for_the_rendezvous() -> None:
+    said = run_torch(f"interrupt_soon()\ninit(1, {free_port()})").stdout
+    assert said == "KeyboardInterrupt interrupted while waiting for the rendezvous\n"
+
+
+def test_torchs_module_names_the_ranks_that_are_missing_after_5_s_and_at_the_end() -> None:
+    done = run_torch(f"init(0, {free_port()}, world_size=3, join_timeout=6)")
+    assert done.stderr.count("rank 0 waits for ranks 1, 2 of a world of 3 to join\n") == 1, done.stderr
+    expected = "DeadlineExceeded a world of 3 was not complete within 6 s; missing: ranks 1, 2."
+    assert done.stdout.startswith(expected), done.stdout
+
+
+def test_ctrl_c_ends_the_wait_of_torchs_module_for_the_world() -> None:
+    said = run_torch(f"interrupt_soon()\ninit(0, {free_port()}, rpc_timeout=1000)").stdout
+    assert said == "KeyboardInterrupt interrupted while waiting for the other workers to join\n"
+
+
+def test_torchs_module_refuses_a_rank_outside_of_the_world_at_once() -> None:
+    said = run_torch(f"init(2, {free_port()})").stdout
+    assert said.startswith("InvalidArgument rank 2 is not within a world of 2"), said
+
+
+# ---- servers that take connections and answer nothing
+
+
+def test_join_timeout_bounds_the_wait_for_a_server_that_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        where = f"127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(errors.DeadlineExceeded, match=f"{where} does not answer within 0.3 s"):
+            tensorferry.Agent("w1", rank=1, world_size=2, init_method=f"tcp://{where}", join_timeout=0.3)
