@@ -1,6 +1,5 @@
 #include "agent/auth.h"
 
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <openssl/crypto.h>
@@ -8,7 +7,6 @@
 #include <openssl/hmac.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -20,6 +18,7 @@
 
 #include "agent/rendezvous/blocking_io.h"
 #include "agent/rendezvous/tcp_owner.h"
+#include "agent/secret_file.h"
 #include "agent/transport/tls.h"
 #include "base/environment.h"
 #include "base/file_descriptor.h"
@@ -132,21 +131,12 @@ Result<Key> Key::from_file(const std::string& path) {
   const auto failed = [&path](Code code, std::string_view why) {
     return Status(code, formatted("cluster key file {}: {}", path, why));
   };
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // never block on a fifo
-  if (!file) return failed(errno == ENOENT ? Code::not_found : Code::permission_denied, std::strerror(errno));
-  struct stat about {};
-  if (::fstat(file.get(), &about) != 0) return failed(Code::internal, std::strerror(errno));
-  if (!S_ISREG(about.st_mode)) return failed(Code::invalid_argument, "not a regular file");
-  if (about.st_uid != ::geteuid() && about.st_uid != 0) {
-    return failed(Code::permission_denied, formatted("belongs to uid {}, which could change it", about.st_uid));
-  }
-  if ((about.st_mode & 077) != 0) {
-    return failed(Code::permission_denied, formatted("others can read or write it: chmod 600 {}", path));
-  }
+  const auto file = open_secret_file(path, SecretReaders::none);
+  if (!file.ok()) return failed(file.status().code(), file.status().what());
   Bytes bytes(most_bytes + 1);
   std::size_t size = 0;
   while (size < bytes.size()) {
-    const auto got = ::read(file.get(), bytes.data() + size, bytes.size() - size);
+    const auto got = ::read(file->get(), bytes.data() + size, bytes.size() - size);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return failed(Code::internal, std::strerror(errno));
     if (got == 0) break;

@@ -2,11 +2,14 @@
 
 #include <openssl/crypto.h>
 #include <openssl/err.h>
+#include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <sys/stat.h>
 
+#include <memory>
 #include <span>
 
+#include "agent/secret_file.h"
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -64,6 +67,17 @@ int find_key(SSL* ssl, const unsigned char* id, std::size_t id_bytes, SSL_SESSIO
 /// Refuses to ask a person for the password of a private key.
 int no_password(char*, int, int, void*) { return -1; }
 
+/// Reads a private key. Errors: those of open_secret_file(), and InvalidArgument.
+Result<std::shared_ptr<EVP_PKEY>> read_private_key(const std::string& path) {
+  auto file = open_secret_file(path, SecretReaders::group_of_root);
+  if (!file.ok()) return file.status();
+  const std::unique_ptr<BIO, decltype(&BIO_free)> from(BIO_new_fd(file->get(), BIO_NOCLOSE), BIO_free);
+  std::shared_ptr<EVP_PKEY> key(from ? PEM_read_bio_PrivateKey(from.get(), nullptr, no_password, nullptr) : nullptr,
+                                EVP_PKEY_free);
+  if (!key) return Status(Code::invalid_argument, openssl_error());
+  return key;
+}
+
 /// Splits "certificate=FILE,private_key=FILE,ca=FILE". False: another text.
 bool parse_files(std::string_view option, std::string& certificate, std::string& private_key, std::string& ca) {
   while (!option.empty()) {
@@ -120,13 +134,14 @@ Result<std::shared_ptr<SSL_CTX>> Tls::load() const {
     SSL_CTX_set_psk_find_session_callback(raw, find_key);
     return context;
   }
-  const auto unusable = [](const char* what, const std::string& file) {
-    return Status(Code::invalid_argument,
-                  formatted("tls: the {} in {} cannot be used: {}", what, file, openssl_error()));
+  const auto unusable = [](const char* what, const std::string& file, std::string_view why = {}) {
+    return Status(Code::invalid_argument, formatted("tls: the {} in {} cannot be used: {}", what, file,
+                                                    why.empty() ? openssl_error() : std::string(why)));
   };
   if (SSL_CTX_use_certificate_chain_file(raw, certificate_.c_str()) != 1) return unusable("certificate", certificate_);
-  if (SSL_CTX_use_PrivateKey_file(raw, private_key_.c_str(), SSL_FILETYPE_PEM) != 1)
-    return unusable("private key", private_key_);
+  const auto key = read_private_key(private_key_);
+  if (!key.ok()) return unusable("private key", private_key_, key.status().what());
+  if (SSL_CTX_use_PrivateKey(raw, key->get()) != 1) return unusable("private key", private_key_);
   if (SSL_CTX_check_private_key(raw) != 1) return unusable("private key", private_key_);
   if (SSL_CTX_load_verify_file(raw, ca_.c_str()) != 1) return unusable("CA", ca_);
   return context;

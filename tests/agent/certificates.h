@@ -1,6 +1,7 @@
 /// Certificates that a test makes: authorities, and what they issue, as PEM files in a folder of the test's own.
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
@@ -95,7 +96,8 @@ class Authority {
   void sign(X509& certificate) const { EXPECT_NE(X509_sign(&certificate, key_.get(), EVP_sha256()), 0); }
   template <class Write>
   static void write(const std::string& path, Write content) {
-    FILE* const file = std::fopen(path.c_str(), "w");
+    const int made = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    FILE* const file = ::fdopen(made, "w");
     ASSERT_NE(file, nullptr) << path;
     EXPECT_EQ(content(file), 1);
     std::fclose(file);

@@ -4,6 +4,8 @@
 #include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
 #include <future>
@@ -381,6 +383,30 @@ TEST(TlsOption, IsRefusedWithTheReasonIfItCannotBeUsed) {
   EXPECT_EQ(missing.code(), Code::invalid_argument);
   EXPECT_THAT(std::string(missing.what()), HasSubstr("/nowhere.crt"));
   EXPECT_EQ(*Tls::make("off", cluster_key), nullptr);
+}
+
+TEST(TlsOption, OfAPrivateKeyThatOthersCanReadIsRefusedWithTheCommandToFixIt) {
+  const TemporaryFolder folder;
+  const auto option = Authority(folder.path(), "authority").issue("one");
+  const auto key = folder.path() + "/one.key";
+  EXPECT_TRUE(Tls::make(option, {}).ok());
+  std::vector<mode_t> refused{0604, 0602, 0620};
+  if (::geteuid() == 0) {  // which may let a group read it
+    ASSERT_EQ(::chmod(key.c_str(), 0640), 0);
+    EXPECT_TRUE(Tls::make(option, {}).ok());
+    ASSERT_EQ(::chown(key.c_str(), 12345, 0), 0);
+    ASSERT_EQ(::chmod(key.c_str(), 0600), 0);
+    EXPECT_THAT(std::string(Tls::make(option, {}).status().what()), HasSubstr("belongs to uid 12345"));
+    ASSERT_EQ(::chown(key.c_str(), 0, 0), 0);
+  } else {
+    refused.push_back(0640);
+  }
+  for (const auto mode : refused) {
+    ASSERT_EQ(::chmod(key.c_str(), mode), 0);
+    const auto status = Tls::make(option, {}).status();
+    EXPECT_EQ(status.code(), Code::invalid_argument) << std::oct << mode;
+    EXPECT_THAT(std::string(status.what()), HasSubstr("chmod 600 " + key)) << std::oct << mode;
+  }
 }
 
 TEST(TlsOption, OfAPrivateKeyThatBelongsToAnotherCertificateIsRefused) {
