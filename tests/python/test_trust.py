@@ -5,11 +5,10 @@ from __future__ import annotations
 import collections
 import os
 import pickle
-import random
-import socket
 import struct
 import sys
 import tempfile
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import tensorferry
 import tensorferry.rpc as rpc
 import torch
 from conftest import Agents, eventually
+from raw_peer import RawPeer, varint
 from tensorferry import errors
 
 # ---- functions that peers call
@@ -321,6 +321,72 @@ def test_a_traceback_says_nothing_of_the_program(server: tensorferry.Agent, clie
     assert Path(__file__).name in str(caught.value.__cause__)
 
 
+def fail_because_of_another() -> None:
+    try:
+        raise KeyError("the first")
+    except KeyError as first:
+        raise ValueError("the second") from first
+
+
+def fail_with_a_note() -> None:
+    error = ValueError("noted")
+    error.__notes__ = [f"see {__file__}"]
+    raise error
+
+
+async def fail_in_a_coroutine() -> None:
+    raise ValueError("awaited")
+
+
+def fail_in_a_stream() -> Iterator[int]:
+    yield 1
+    raise ValueError("streamed")
+
+
+class Failing:
+    def fail(self) -> None:
+        raise ValueError("a method")
+
+
+def takes_one(one: int) -> int:
+    return one
+
+
+def texts_of(error: BaseException) -> str:
+    """All that the caller can see of the exception."""
+    cause = traceback.format_exception(type(error.__cause__), error.__cause__, None)
+    return "".join([str(error), repr(vars(error)), *cause])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.rpc_sync("server", "fail_because_of_another"),
+        lambda client: client.rpc_sync("server", "fail_with_a_note"),
+        lambda client: client.rpc_sync("server", "fail_in_a_coroutine"),
+        lambda client: client.rpc_async("server", "fail_because_of_another").wait(),
+        lambda client: client.remote("server", "fail_because_of_another").to_here(),
+        lambda client: list(client.rpc_stream("server", "fail_in_a_stream")),
+        lambda client: client.remote("server", "Failing").rpc_sync().fail(),
+        lambda client: client.rpc_sync("server", "takes_one"),
+        lambda client: client.rpc_sync("server", "pickled_result"),
+    ],
+    ids=["cause", "note", "coroutine", "future", "remote", "stream", "method", "arguments", "result"],
+)
+def test_no_exception_tells_files_or_lines(
+    server: tensorferry.Agent, client: tensorferry.Agent, call: Callable[[tensorferry.Agent], Any]
+) -> None:
+    for each in (fail_because_of_another, fail_with_a_note, fail_in_a_coroutine, fail_in_a_stream):
+        server.expose(each)
+    for each in (Failing, takes_one, pickled_result):
+        server.expose(each)
+    with pytest.raises(Exception) as caught:
+        call(client)
+    told = texts_of(caught.value)
+    for secret in (__file__, Path(__file__).name, "site-packages", ", line ", "raise "):
+        assert secret not in told, told
+
+
 def test_values_that_need_a_pickle_are_not_sent(server: tensorferry.Agent, client: tensorferry.Agent) -> None:
     with pytest.raises(TypeError, match="sends no pickles"):
         server.rpc_sync("client", double, args=(Hidden(),))
@@ -372,57 +438,6 @@ def test_methods_of_other_classes_cannot(server: tensorferry.Agent, client: tens
 # ---- hand-made frames
 
 
-class RawPeer:
-    """Speaks docs/protocol.md to an agent's unix socket, byte by byte."""
-
-    def __init__(self, folder: Path, name: str, incarnation: int = 0) -> None:
-        (path,) = folder.iterdir()
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(30)
-        self.socket.connect(str(path))
-        self.socket.sendall(b"TFRY" + struct.pack("<HHIB3x", 1, 1, 0, 0) + random.randbytes(32))
-        self._read(48 + 32)
-        self.socket.sendall(bytes(32))
-        hello = self._frame()[1]
-        at = 1 + 1 + hello[1] + 4  # purpose, name (short), rank
-        (self.server,) = struct.unpack_from("<Q", hello, at)
-        self.incarnation = incarnation or random.getrandbits(63) | 1
-        body = b"\x01" + bytes([len(name)]) + name.encode() + struct.pack("<iQQ", -1, self.incarnation, self.server)
-        self._send(1, 0, 0, body + bytes([1, 0, 0, 0]) + bytes(4) + bytes(16))  # a device, no channels, features, links
-
-    def call(self, function: str, payload: bytes) -> tuple[int, bytes]:
-        """The flags and the payload of the reply."""
-        record = struct.pack("<HH", 1, len(function)) + function.encode()
-        self._send(2, len(record), 7, record + payload)
-        while True:
-            header, body = self._frame()
-            if header[0] == 3:
-                return header[1], body[struct.unpack_from("<H", header, 4)[0] :]
-
-    def _send(self, kind: int, extensions: int, call: int, body: bytes) -> None:
-        self.socket.sendall(struct.pack("<BBHHBxIIQIIQ", kind, 0, 0, extensions, 0, len(body), 0, call, 0, 0, 0) + body)
-
-    def _frame(self) -> tuple[bytes, bytes]:
-        header = self._read(40)
-        return header, self._read(struct.unpack_from("<I", header, 8)[0])
-
-    def _read(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            got = self.socket.recv(count - len(data))
-            assert got, "the agent closed the connection"
-            data += got
-        return data
-
-
-def varint(n: int) -> bytes:
-    out = b""
-    while n > 127:
-        out += bytes([n & 127 | 128])
-        n >>= 7
-    return out + bytes([n])
-
-
 @pytest.mark.parametrize("trust", ["registered", "full"])
 def test_a_hand_made_frame_with_a_pickle_is_refused(agents: Agents, tmp_path: Path, trust: str) -> None:
     sockets = tempfile.TemporaryDirectory(prefix="tf-")  # tmp_path is too long for the address of a unix socket
@@ -432,7 +447,7 @@ def test_a_hand_made_frame_with_a_pickle_is_refused(agents: Agents, tmp_path: Pa
     target = tmp_path / "touched"
     stream = pickle.dumps(Touch(target))
     value = b"\x12" + varint(2 * len(stream)) + stream + varint(0) + varint(0)
-    peer = RawPeer(folder, "stranger")
+    peer = RawPeer(str(*folder.iterdir()), "stranger")
 
     code_of = {0: "reply", 1: "error"}
     arguments = b"\x00" + varint(1) + value + varint(0)
@@ -473,7 +488,7 @@ def test_a_peer_without_a_reference_cannot_use_an_object(agents: Agents, trust: 
     stream = client.rpc_stream("server", "yield_all", args=([1, 2, 3],), window=1)
     assert next(stream) == 1
     holder = int(repr(counter).split()[-1].split(":")[0])
-    peer = RawPeer(Path(sockets.name), "stranger", holder if as_whom == "holder" else 0)
+    peer = RawPeer(str(*Path(sockets.name).iterdir()), "stranger", holder if as_whom == "holder" else 0)
 
     permission_denied = 5
     for number in (1, 2):  # the counter, and the generator
