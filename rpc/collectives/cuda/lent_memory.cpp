@@ -191,7 +191,7 @@ Status LentMemory::introduce(const Fingerprint& called, int device, const std::v
     const auto& offer = (*offers)[rank];
     bool good = offer.nonce != 0 && here.status().ok();
     if (good && rank != self) {
-      auto memory = PeerMemory::open(offer, device);
+      auto memory = PeerMemory::open(offer, device, offer.nonce);
       good = memory.ok();
       if (good) opened[rank] = *std::move(memory);
     }

@@ -1,6 +1,9 @@
 #include "rpc/collectives/cuda/peer_memory.h"
 
+#include <variant>
+
 #include "base/text.h"
+#include "channels/cuda/allocation.h"
 #include "channels/cuda/device.h"
 #include "channels/cuda/event_poller.h"
 
@@ -8,6 +11,27 @@ namespace tensorferry::collectives::cuda {
 
 namespace driver = tensorferry::cuda;
 using driver::api;
+
+namespace {
+
+/// Returns whether an allocation of this process has at least `bytes` bytes from `address` on.
+bool holds(CUdeviceptr address, std::uint64_t bytes) {
+  const auto found = driver::allocation_at(address);
+  const auto* const allocation = std::get_if<driver::GpuAllocation>(&found);
+  return allocation != nullptr && allocation->bytes - (address - allocation->base) >= bytes;
+}
+
+/// Returns the bytes of the allocation that a handle has mapped at `address`; 0: the driver does not tell.
+std::uint64_t mapped_at(CUdeviceptr address) {
+  std::size_t bytes = 0;
+  CUpointer_attribute name = CU_POINTER_ATTRIBUTE_RANGE_SIZE;
+  void* value = &bytes;
+  return api()->pointer_get_attributes(1, &name, &value, address) == CUDA_SUCCESS ? bytes : 0;
+}
+
+Status smaller() { return {Code::channel_unavailable, "the memory of another rank is smaller than the rank says"}; }
+
+}  // namespace
 
 Result<BufferOffer> offer_of(CUdeviceptr address, int device) {
   BufferOffer out;
@@ -19,9 +43,10 @@ Result<BufferOffer> offer_of(CUdeviceptr address, int device) {
   return out;
 }
 
-Result<std::shared_ptr<PeerMemory>> PeerMemory::open(const BufferOffer& theirs, int device) {
+Result<std::shared_ptr<PeerMemory>> PeerMemory::open(const BufferOffer& theirs, int device, std::uint64_t bytes) {
   const bool shares_process = theirs.process.pid != 0 && theirs.process == cma::own_identity();
   if (shares_process) {
+    if (!holds(theirs.address, bytes)) return smaller();
     if (theirs.device != device) {
       CUdevice mine = 0, other = 0;
       int can = 0;
@@ -39,7 +64,9 @@ Result<std::shared_ptr<PeerMemory>> PeerMemory::open(const BufferOffer& theirs, 
   CUdeviceptr address = 0;
   const auto result = api()->ipc_open_mem_handle(&address, theirs.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
   if (result != CUDA_SUCCESS) return driver::status_of(result, "mapping the memory of another rank");
-  return std::shared_ptr<PeerMemory>(new PeerMemory(address, device, true));
+  auto opened = std::shared_ptr<PeerMemory>(new PeerMemory(address, device, true));
+  if (mapped_at(address) < bytes) return smaller();
+  return opened;
 }
 
 PeerMemory::~PeerMemory() {

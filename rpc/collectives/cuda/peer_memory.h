@@ -28,8 +28,9 @@ Result<BufferOffer> offer_of(CUdeviceptr address, int device);
 class PeerMemory final {
  public:
   /// Maps the memory for kernels and copies of `device`; memory of this process needs no mapping. Takes milliseconds.
-  /// ChannelUnavailable says why that fails. Call inside DeviceGuard(device).
-  static Result<std::shared_ptr<PeerMemory>> open(const BufferOffer& theirs, int device);
+  /// ChannelUnavailable says why that fails, also if the driver knows no allocation of at least `bytes` bytes there:
+  /// the rank's word is not enough. Call inside DeviceGuard(device).
+  static Result<std::shared_ptr<PeerMemory>> open(const BufferOffer& theirs, int device, std::uint64_t bytes);
   ~PeerMemory();
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;

@@ -42,7 +42,7 @@ Result<BufferOffer> SymmetricBuffers::offer() const {
 Status SymmetricBuffers::open(std::size_t rank, const BufferOffer& theirs) {
   const driver::DeviceGuard here(device_);
   if (!here.status().ok()) return here.status();
-  auto opened = PeerMemory::open(theirs, device_);
+  auto opened = PeerMemory::open(theirs, device_, all_bytes);
   if (!opened.ok()) return opened.status();
   others_[rank] = *std::move(opened);
   addresses_[rank] = others_[rank]->address();
