@@ -61,9 +61,18 @@ void Exchange::wake() {
   if (board != nullptr) board->wake();
 }
 
-void Exchange::map_region(std::size_t rank, std::uint64_t region, Buffer memory) {
+Status Exchange::map_region(std::size_t rank, std::uint64_t region, Buffer memory) {
+  Buffer replaced;  // dropped after the lock
   const std::lock_guard lock(mutex_);
-  regions_.insert_or_assign({rank, region}, std::move(memory));
+  const auto known = regions_.find({rank, region});
+  const auto of_rank = std::distance(regions_.lower_bound({rank, 0}), regions_.lower_bound({rank + 1, 0}));
+  if (known == regions_.end() && static_cast<std::size_t>(of_rank) >= most_regions) {
+    return {Code::resource_exhausted, formatted("{} keeps {} regions of {} mapped", mailbox_->named(this->rank()),
+                                                most_regions, mailbox_->named(rank))};
+  }
+  auto& kept = known == regions_.end() ? regions_[{rank, region}] : known->second;
+  replaced = std::exchange(kept, std::move(memory));
+  return {};
 }
 
 void Exchange::unmap_region(std::size_t rank, std::uint64_t region) {
@@ -292,6 +301,12 @@ Status Exchange::take_parts(const ExchangeStep& step, const std::vector<Announce
     auto found = find_part(from, announced[from], parts[from]);
     if (!found.ok()) return found.status();
     here[from] = memory.emplace_back(*std::move(found)).data;
+    if (step.reduction != nullptr && reinterpret_cast<std::uintptr_t>(here[from]) % size_of(step.dtype) != 0) {
+      auto aligned = working_memory(parts[from].bytes);  // a reduction reads whole elements
+      if (!aligned.ok()) return aligned.status();
+      std::memcpy(aligned->data, here[from], parts[from].bytes);
+      here[from] = memory.emplace_back(*std::move(aligned)).data;
+    }
     if (step.reduction != nullptr) continue;
     if (here[from] != nullptr) {
       std::memmove(step.into[from], here[from], parts[from].bytes);

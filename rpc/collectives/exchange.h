@@ -36,6 +36,9 @@ class HandedRegions;
 /// Threads: that which runs the group's operations; functions that say so may be called by any.
 class Exchange final {
  public:
+  /// The regions of one rank that this process keeps mapped.
+  static constexpr std::size_t most_regions = 4096;
+
   Exchange(std::shared_ptr<RawAgent> agent, std::shared_ptr<const Membership> group, std::shared_ptr<Mailbox> mailbox,
            std::string label);
   ~Exchange();
@@ -72,8 +75,9 @@ class Exchange final {
   [[nodiscard]] std::uint64_t steps() const noexcept { return step_; }
   /// Returns the words for streams on the board; empty without a board, or if there are too many ranks.
   [[nodiscard]] Buffer stream_words() const { return board_ ? board_->stream_words() : Buffer(); }
-  /// Keeps, or drops, a region of `rank` that this process has mapped.
-  void map_region(std::size_t rank, std::uint64_t region, Buffer memory);
+  /// Keeps, or drops, a region of `rank` that this process has mapped. ResourceExhausted: most_regions of that rank are
+  /// kept.
+  Status map_region(std::size_t rank, std::uint64_t region, Buffer memory);
   void unmap_region(std::size_t rank, std::uint64_t region);
   /// Ends a sleep in a step, so that it asks WaitLimits::failed.
   void wake();

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "agent/flight_recorder.h"
+#include "agent/rendezvous/record.h"
 #include "base/environment.h"
 #include "base/host.h"
 #include "base/text.h"
@@ -18,6 +19,7 @@ namespace tensorferry::collectives {
 /// A group that is being formed, at its rank 0.
 struct Groups::Forming {
   std::uint64_t id = 0;
+  std::vector<std::string> names;
   Buffer board;
   std::map<std::size_t, Reply> ready;  // answered with the decision
   std::string no_board, no_memory;
@@ -144,12 +146,19 @@ void Groups::leave() {
 
 void Groups::handle(Request request, Reply reply) {
   auto message = decode<GroupMessage>(request.arguments.payload);
-  if (!message) return reply.fail({Code::protocol_error, "a malformed message of a group"});
+  const auto on_host = [](const Buffer& buffer) { return buffer.device == Device(); };
+  if (!message || !std::ranges::all_of(request.arguments.buffers, on_host)) {
+    return reply.fail({Code::protocol_error, "a malformed message of a group"});
+  }
   if (const auto* join = std::get_if<JoinGroup>(&*message)) return handle(request, *join, std::move(reply));
   if (const auto* ready = std::get_if<ReadyForGroup>(&*message)) {
     const std::lock_guard lock(mutex_);
     const auto it = forming_.find(ready->group);
     if (it == forming_.end()) return reply.fail({Code::cancelled, "the formation of the group has ended"});
+    const auto& names = it->second->names;
+    if (ready->rank == 0 || ready->rank >= names.size() || names[ready->rank] != request.peer.name) {
+      return reply.fail({Code::protocol_error, "a member of a group is ready with a wrong rank"});
+    }
     if (it->second->no_board.empty()) it->second->no_board = ready->no_board;
     if (it->second->no_memory.empty()) it->second->no_memory = ready->no_memory;
     it->second->ready.emplace(ready->rank, std::move(reply));
@@ -159,7 +168,9 @@ void Groups::handle(Request request, Reply reply) {
   if (const auto* get = std::get_if<GetBoard>(&*message)) {
     const std::lock_guard lock(mutex_);
     const auto it = forming_.find(get->group);
-    if (it == forming_.end()) return reply.fail({Code::cancelled, "the formation of the group has ended"});
+    if (it == forming_.end() || std::ranges::find(it->second->names, request.peer.name) == it->second->names.end()) {
+      return reply.fail({Code::cancelled, "the formation of the group has ended"});
+    }
     Message out;
     out.buffers.push_back(it->second->board);
     out.sharing.push_back(Sharing::shared);
@@ -201,7 +212,8 @@ void Groups::handle(Request request, Reply reply) {
     group->mailbox().taken(*from, *taken);
   } else if (const auto* map = std::get_if<MapRegion>(&*message)) {
     if (request.arguments.buffers.size() != 1) return reply.fail({Code::protocol_error, "a region without its memory"});
-    group->exchange().map_region(*from, map->region, std::move(request.arguments.buffers[0]));
+    auto kept = group->exchange().map_region(*from, map->region, std::move(request.arguments.buffers[0]));
+    if (!kept.ok()) return reply.fail(std::move(kept));
   } else if (std::holds_alternative<RunOperations>(*message)) {
     if (*from == group->rank()) {
       const WaitInHandler place;  // operations wait for messages, whose handlers need one
@@ -216,6 +228,9 @@ void Groups::handle(Request request, Reply reply) {
 void Groups::handle(const Request& request, const JoinGroup& join, Reply reply) {
   if (join.rank >= join.names.size() || join.names[join.rank] != request.peer.name) {
     return reply.fail({Code::protocol_error, "a join of a group has a wrong rank"});
+  }
+  if (!std::ranges::all_of(join.names, [](const auto& name) { return name.size() <= Record::most_name; })) {
+    return reply.fail({Code::protocol_error, "a join of a group has a name that no agent may have"});
   }
   if (join.names[0] != agent_->self().name) {
     return reply.fail({Code::protocol_error, "a join of a group came to another agent than its rank 0"});
@@ -361,6 +376,7 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
   formed.group = random_word();
   forming = std::make_shared<Forming>();
   forming->id = formed.group;
+  forming->names = names;
   std::map<std::size_t, std::pair<MemberRecord, Reply>> members;
   {
     std::unique_lock lock(mutex_);
@@ -493,7 +509,8 @@ Status Groups::agree_on_links(RawGroup& group, const Formed& formed, const Group
   if (ready.no_board.empty() && forming) board = forming->board;
   if (ready.no_board.empty() && !forming) {
     auto reply = ask_root(group.names(), settings, GetBoard{group.id()}, until);
-    if (reply.ok() && reply->buffers.size() == 1 && reply->buffers[0].bytes >= Board::bytes_for(group.size())) {
+    if (reply.ok() && reply->buffers.size() == 1 && reply->buffers[0].device == Device() &&
+        reply->buffers[0].bytes >= Board::bytes_for(group.size())) {
       board = std::move(reply->buffers[0]);
     } else {
       ready.no_board = reply.ok() ? "rank 0 has no board" : reply.status().text();

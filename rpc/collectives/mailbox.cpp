@@ -59,7 +59,8 @@ Mailbox::Mailbox(RawAgent& agent, std::uint64_t group, std::size_t rank, std::ve
       group_(group),
       rank_(rank),
       names_(std::move(names)),
-      unreceived_(std::make_shared<std::vector<std::atomic<std::size_t>>>(names_.size())) {}
+      unreceived_(std::make_shared<std::vector<std::atomic<std::size_t>>>(names_.size())),
+      asked_(names_.size()) {}
 
 std::string Mailbox::named(std::size_t rank) const {
   return formatted("rank {} (\"{}\")", shown_.empty() ? rank : shown_[rank], names_[rank]);
@@ -102,7 +103,7 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
   auto delivery = std::make_shared<Delivery>(std::move(told));
   const bool fetched = data.size() > most_eager;
   Posted posted{group_, static_cast<std::uint32_t>(rank_), key.by_tag, key.number, 0, fingerprint, data.size()};
-  std::optional<Reply> asked;
+  std::vector<Reply> asked;
   Status failed;
   bool left = false;
   {
@@ -113,14 +114,14 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
     if (failed.ok() && fetched && !left) {
       const Address address{to, key, posted.sequence};
       offers_.emplace(address, Offer{data, delivery});
-      if (auto found = asked_.extract(address)) asked.emplace(std::move(found.mapped()));
+      if (!key.by_tag) asked_.take(to, {key.number, address.sequence}, asked);
     }
   }
   if (left || !failed.ok()) {
     delivery->complete(std::move(failed));
     return delivery;
   }
-  if (asked) serve(to, {group_, key.by_tag, key.number, posted.sequence}, *std::move(asked));
+  for (auto& reply : asked) serve(to, {group_, key.by_tag, key.number, posted.sequence}, std::move(reply));
   if (fetched && !key.by_tag) return delivery;  // the receiver has asked, or will
   Buffer copied;
   if (!fetched && !data.empty()) {
@@ -151,20 +152,39 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
   return delivery;
 }
 
+std::size_t Mailbox::asked_by(std::size_t rank) const {
+  const std::lock_guard lock(mutex_);
+  return asked_.count(rank);
+}
+
 void Mailbox::serve(std::size_t to, const FetchData& fetch, Reply reply) {
   const Address address{to, {fetch.by_tag, fetch.number}, fetch.sequence};
+  const AskedData::Which which{fetch.number, fetch.sequence};
+  if (!fetch.by_tag) {
+    reply.on_cancelled([weak = weak_from_this(), to, which] {
+      std::vector<Reply> given_up;  // destroyed after the lock is released
+      const auto self = weak.lock();
+      if (!self) return;
+      const std::lock_guard lock(self->mutex_);
+      self->asked_.take_given_up(to, which, given_up);
+    });
+  }
   std::shared_ptr<Delivery> delivery;
   std::span<const std::byte> data;
-  std::optional<Reply> before;  // a receiver asks once
+  std::vector<Reply> before;  // a receiver asks once
   Status why;
+  bool full = false;
   {
     const std::lock_guard lock(mutex_);
     why = ended(to, address.key);
     const auto it = offers_.find(address);
     if (it == offers_.end() && !fetch.by_tag && why.ok() && fetch.number > forgotten_) {
-      if (auto found = asked_.extract(address)) before.emplace(std::move(found.mapped()));
-      asked_.emplace(address, std::move(reply));
-      return;
+      full = asked_.full(to);
+      if (!full) {
+        asked_.add(to, which, std::move(reply), before);
+        asked_.take_given_up(to, which, before);  // it may have been given up before it was there
+        return;
+      }
     }
     if (it != offers_.end() && !it->second.withdrawn.ok()) {
       why = it->second.withdrawn;
@@ -175,6 +195,10 @@ void Mailbox::serve(std::size_t to, const FetchData& fetch, Reply reply) {
       delivery = it->second.delivery;
       data = it->second.data;
     }
+  }
+  if (full) {
+    return reply.fail({Code::resource_exhausted, formatted("{} keeps {} requests of {} for data that it has not sent",
+                                                           named(rank_), AskedData::most, named(to))});
   }
   if (!delivery) return reply.fail(withdrawn(why));
   // The agent drops the owner when nothing reads the bytes any more.
@@ -318,7 +342,9 @@ void Mailbox::take(const Receiver& receiver, Arrived arrived) {
     return end(std::move(refused));
   }
   if (letter.bytes > most_eager) return fetch(receiver, letter);
-  if (arrived.data.bytes != letter.bytes) return end({Code::protocol_error, "a message of a group has other bytes"});
+  if (arrived.data.bytes != letter.bytes || arrived.data.device != Device()) {
+    return end({Code::protocol_error, "a message of a group has other bytes"});
+  }
   if (letter.bytes != 0) std::memcpy(receiver.destination, arrived.data.data, letter.bytes);
   end({});
 }
@@ -382,7 +408,8 @@ void Mailbox::fetch(const Receiver& receiver, const Letter& letter) {
   call.on_done([self = shared_from_this(), delivery = receiver.delivery, destination = receiver.destination,
                 key = receiver.key, sequence = receiver.sequence, letter](Result<Received> reply) {
     auto status = self->error_of_rank(reply.status(), letter.from);
-    if (status.ok() && (reply->buffers.size() != 1 || reply->buffers[0].bytes != letter.bytes)) {
+    if (status.ok() && (reply->buffers.size() != 1 || reply->buffers[0].bytes != letter.bytes ||
+                        reply->buffers[0].device != Device())) {
       status = Status(Code::protocol_error, "the data of a message of a group has other bytes");
     }
     if (status.ok() && reply->buffers[0].data != destination) {
@@ -407,11 +434,7 @@ void Mailbox::forget_steps(std::uint64_t number) {
       const auto& key = line.first.second;
       return !key.by_tag && key.number <= number;
     });
-    for (auto it = asked_.begin(); it != asked_.end();) {
-      const bool is_old = it->first.key.number <= number;
-      if (is_old) asked.push_back(std::move(it->second));
-      it = is_old ? asked_.erase(it) : std::next(it);
-    }
+    asked_.take_up_to(number, asked);
   }
   for (auto& reply : asked) reply.fail(withdrawn({}));
 }
@@ -481,13 +504,13 @@ void Mailbox::take_ended(Over& out) {
 void Mailbox::leave(std::size_t rank, const Status& why) {
   Over over;
   std::vector<Call> calls;
-  std::map<Address, Reply> asked;
+  std::vector<Reply> asked;
   {
     const std::lock_guard lock(mutex_);
     gone_.insert(rank);
     if (!left_.emplace(rank, why).second || !failed_.ok()) return;
     if (steps_ended_.ok()) steps_ended_ = why;
-    asked.swap(asked_);
+    asked_.take_all(asked);
     take_ended(over);
     take_unread([rank](const Address& address) { return address.to == rank || !address.key.by_tag; }, over);
     for (const auto& [delivery, fetch] : fetching_) {
@@ -496,20 +519,20 @@ void Mailbox::leave(std::size_t rank, const Status& why) {
     std::erase_if(lines_, [](const auto& line) { return !line.first.second.by_tag; });
   }
   for (auto& call : calls) call.cancel();
-  for (auto& [address, reply] : asked) reply.fail(withdrawn(why));
+  for (auto& reply : asked) reply.fail(withdrawn(why));
   over.complete(why);
 }
 
 void Mailbox::fail(const Status& why, bool keep_arrived) {
   Over over;
   std::vector<Call> calls;
-  std::map<Address, Reply> asked;
+  std::vector<Reply> asked;
   {
     const std::lock_guard lock(mutex_);
     keeps_arrived_ = keeps_arrived_ && keep_arrived;
     if (failed_.ok()) {
       failed_ = why;
-      asked.swap(asked_);
+      asked_.take_all(asked);
       take_ended(over);
       take_unread([](const Address&) { return true; }, over);
       for (const auto& [delivery, fetch] : fetching_) calls.push_back(fetch.call);
@@ -517,7 +540,7 @@ void Mailbox::fail(const Status& why, bool keep_arrived) {
     std::erase_if(lines_, [this](const auto& line) { return !keeps_arrived_ || !line.first.second.by_tag; });
   }
   for (auto& call : calls) call.cancel();
-  for (auto& [address, reply] : asked) reply.fail(withdrawn(why));
+  for (auto& reply : asked) reply.fail(withdrawn(why));
   over.complete(why);
 }
 

@@ -21,6 +21,7 @@
 #include "agent/agent.h"
 #include "base/function.h"
 #include "include/tensorferry/dtype.h"
+#include "rpc/collectives/asked_data.h"
 #include "rpc/collectives/messages.h"
 
 namespace tensorferry::collectives {
@@ -118,8 +119,10 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
 
   /// Handles a Posted. ResourceExhausted, for its sender: most_unreceived bytes of that rank are here.
   Status deliver(const Posted& posted, Buffer data);
-  /// Handles a FetchData from rank `to`.
+  /// Handles a FetchData from rank `to`. ResourceExhausted, for that rank: AskedData::most of its requests wait.
   void serve(std::size_t to, const FetchData& fetch, Reply reply);
+  /// Returns how many requests of `rank` wait for data that this rank has not posted yet.
+  [[nodiscard]] std::size_t asked_by(std::size_t rank) const;
   /// Handles a RefuseData from rank `to`.
   void refuse(std::size_t to, const RefuseData& refused);
   /// Handles a TakenData from rank `to`.
@@ -197,8 +200,8 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   const std::shared_ptr<std::vector<std::atomic<std::size_t>>> unreceived_;  // bytes, by rank
   std::map<std::pair<std::size_t, LetterKey>, Line> lines_, sent_;
   std::list<Receiver> receivers_;
-  std::map<Address, Offer> offers_;                                 // data that the receivers fetch
-  std::map<Address, Reply> asked_;                                  // data of steps that this rank has not posted yet
+  std::map<Address, Offer> offers_;  // data that the receivers fetch
+  AskedData asked_;
   std::map<const Delivery*, std::shared_ptr<Delivery>> under_way_;  // receives that write their memory now
   struct Fetch {
     Call call;

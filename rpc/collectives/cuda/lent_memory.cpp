@@ -216,9 +216,10 @@ Status LentMemory::introduce(const Fingerprint& called, int device, const std::v
     Owner owner(data, [memory = counted](void*) {
       watcher().submit([memory] {}, std::chrono::steady_clock::now() + kept_for);
     });
-    group_->exchange().map_region(
+    auto kept = group_->exchange().map_region(
         rank, region_bit | number,
         {{DeviceType::cuda, static_cast<std::uint8_t>(device)}, data, size, nullptr, std::move(owner)});
+    if (!kept.ok()) return kept;
   }
   return {};
 }
