@@ -19,6 +19,9 @@ inline constexpr std::string_view attend_function = "tf:attend";
 inline constexpr std::string_view region_function = "tf:region";
 inline constexpr std::string_view version_function = "tf:version";
 
+/// Returns whether the bytes of a peer's buffer can be read: a message's sender says on which device each lands.
+inline bool on_host(const Buffer& buffer) { return buffer.device == Device(); }
+
 inline constexpr std::size_t longest_name = 256;
 /// The most runs of one message, and the most bytes that they may have together.
 inline constexpr std::size_t most_runs = std::size_t{1} << 22;

@@ -14,9 +14,10 @@ Status withdrawn(const std::string& name) { return {Code::not_found, formatted("
 
 }  // namespace
 
-Publication::Publication(std::shared_ptr<RawAgent> agent, std::string name, std::shared_ptr<VersionStore> store,
-                         std::uint64_t epoch, Refresh refresh)
+Publication::Publication(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visitors> visitors, std::string name,
+                         std::shared_ptr<VersionStore> store, std::uint64_t epoch, Refresh refresh)
     : agent_(std::move(agent)),
+      visitors_(std::move(visitors)),
       name_(std::move(name)),
       store_(std::move(store)),
       epoch_(epoch),
@@ -31,8 +32,14 @@ Result<std::uint64_t> Publication::update(std::span<const std::byte* const> piec
     const std::lock_guard lock(mutex_);
     if (!closed_.ok()) return closed_;
   }
+  // A subscriber that has never attended may have gone, and no call tells of that.
+  const auto look = [&] {
+    visitors_->sweep();
+    return interrupted && interrupted();
+  };
+  visitors_->sweep();
   auto version = store_->update(
-      pieces, until, [this] { return holders(); }, interrupted);
+      pieces, until, [this] { return holders(); }, look);
   if (version.ok()) tell_waiting();
   return version;
 }
@@ -309,7 +316,7 @@ void Publications::handle(Request request, Reply reply) {
 
 Result<std::shared_ptr<Publication>> Publications::add(const std::string& name, std::shared_ptr<VersionStore> store,
                                                        std::uint64_t epoch, Publication::Refresh refresh) {
-  auto made = std::make_shared<Publication>(agent_, name, std::move(store), epoch, std::move(refresh));
+  auto made = std::make_shared<Publication>(agent_, visitors_, name, std::move(store), epoch, std::move(refresh));
   const std::lock_guard lock(mutex_);
   if (closed_) return Status(Code::agent_closed, "the agent has left");
   if (name.empty() || name.size() > longest_name) {

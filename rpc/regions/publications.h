@@ -33,8 +33,8 @@ class Publication final : public std::enable_shared_from_this<Publication> {
   using Refresh = std::function<Status(std::uint64_t newer_than, bool wait, const std::function<bool()>& cancelled,
                                        std::optional<Clock::time_point> until)>;
 
-  Publication(std::shared_ptr<RawAgent> agent, std::string name, std::shared_ptr<VersionStore> store,
-              std::uint64_t epoch, Refresh refresh);
+  Publication(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visitors> visitors, std::string name,
+              std::shared_ptr<VersionStore> store, std::uint64_t epoch, Refresh refresh);
 
   /// Makes the next version, and tells the subscribers that wait. See VersionStore::update. One thread at a time makes
   /// it; others wait.
@@ -73,6 +73,7 @@ class Publication final : public std::enable_shared_from_this<Publication> {
   [[nodiscard]] std::string holders() const;
 
   const std::shared_ptr<RawAgent> agent_;
+  const std::shared_ptr<Visitors> visitors_;
   const std::string name_;
   const std::shared_ptr<VersionStore> store_;
   const std::uint64_t epoch_;

@@ -199,7 +199,7 @@ Status RemoteRegion::read_served(const Runs& runs, const Buffer& into, const Tra
     auto reply =
         regions_->ask(owner(), ReadRuns{visit_->number(), id(), few.run_bytes, few.offsets}, {}, target, limits);
     if (!reply.ok()) return reply.status();
-    if (reply->buffers.size() != 1 || reply->buffers[0].bytes != few.bytes()) {
+    if (reply->buffers.size() != 1 || reply->buffers[0].bytes != few.bytes() || !on_host(reply->buffers[0])) {
       return {Code::protocol_error, formatted("\"{}\" answered a read with other bytes than were asked for", owner())};
     }
     if (reply->buffers[0].data != target.data && few.bytes() != 0) {
@@ -242,6 +242,7 @@ Result<Received> RemoteRegions::ask(const std::string& owner, const RegionMessag
 
 void RemoteRegions::attach(RemoteRegion& region, std::vector<Buffer> buffers) const {
   const auto& grant = region.grant_;
+  if (!std::ranges::all_of(buffers, on_host)) return;
   if (grant.page && !buffers.empty() && buffers[0].bytes >= page_bytes && grant.slot < OwnedRegions::most_grants) {
     region.page_ = std::move(buffers[0]);
   }

@@ -187,7 +187,9 @@ Result<std::shared_ptr<Subscription::Lease>> Subscription::acquire(const std::sh
   if (!told || told->version == 0) return malformed(*source);
   auto lease = std::make_shared<Lease>(shared_from_this(), source, *told);
   if (!source->maps) return lease;
-  if (reply->buffers.size() != 1 || reply->buffers[0].bytes < source->layout.bytes) return malformed(*source);
+  if (reply->buffers.size() != 1 || reply->buffers[0].bytes < source->layout.bytes || !on_host(reply->buffers[0])) {
+    return malformed(*source);
+  }
   lease->memory = std::move(reply->buffers[0]);
   return lease;
 }
@@ -231,7 +233,9 @@ Status Subscription::fetch(const Lease& lease, const std::vector<ByteRange>& ran
     const Buffer into{{}, one ? image.data + message.ranges[0].offset : nullptr, one ? asked : 0, nullptr, image.owner};
     const auto reply = ask(source.agent, message, into, limits);
     if (!reply.ok()) return reply.status();
-    if (reply->buffers.size() != 1 || reply->buffers[0].bytes != asked) return malformed(source);
+    if (reply->buffers.size() != 1 || reply->buffers[0].bytes != asked || !on_host(reply->buffers[0])) {
+      return malformed(source);
+    }
     const auto* from = reply->buffers[0].data;
     for (const auto& range : message.ranges) {
       auto* const to = image.data + range.offset;

@@ -7,7 +7,6 @@
 namespace tensorferry::regions {
 namespace {
 
-constexpr std::chrono::seconds attend_patience{10};
 constexpr std::chrono::seconds leave_patience{1};
 constexpr std::size_t most_visits_of_a_peer = 64;
 
@@ -82,11 +81,16 @@ void Visitors::end(VisitId visit) {
   if (ended.attending) ended.attending->fail({Code::connection_lost, "the visit has ended"});
 }
 
+void Visitors::set_patience(Milliseconds patience) {
+  const std::lock_guard lock(mutex_);
+  patience_ = patience;
+}
+
 void Visitors::sweep() {
   std::vector<VisitId> late;
   {
     const std::lock_guard lock(mutex_);
-    const auto until = Clock().now() - attend_patience;
+    const auto until = Clock().now() - patience_;
     for (const auto& [id, visit] : visits_) {
       if (!visit.attending && visit.since < until) late.push_back(id);
     }

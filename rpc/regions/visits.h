@@ -38,8 +38,12 @@ class Visitors final : public std::enable_shared_from_this<Visitors> {
   /// Runs when a visit has ended, on a thread of the agent, with no lock held. Registered before the first visit.
   void on_end(std::function<void(VisitId)> ended);
   /// Notes that a message of the visit has come. It may overtake the Attend: the visit then counts as ended unless
-  /// that comes within 10 s. Returns ResourceExhausted if the peer has too many visits.
+  /// that comes in time (sweep()). Returns ResourceExhausted if the peer has too many visits.
   Status note(VisitId visit);
+  /// Ends the visits whose Attend has not come in time. Else they end when the next message of any visit comes.
+  void sweep();
+  /// Sets how long that may take; 10 s at first.
+  void set_patience(Milliseconds patience);
   /// Ends all visits: their calls fail with `why` at the visitors. Later visits end at once.
   void close(const Status& why);
   [[nodiscard]] std::size_t size() const;
@@ -51,11 +55,11 @@ class Visitors final : public std::enable_shared_from_this<Visitors> {
   };
   void attend(const PeerInfo& peer, std::uint64_t number, Reply reply);
   void end(VisitId visit);
-  void sweep();
 
   mutable std::mutex mutex_;
   std::map<VisitId, Visit> visits_;
   std::vector<std::function<void(VisitId)>> told_;
+  Milliseconds patience_{10'000};
   Status closed_;
 };
 

@@ -247,6 +247,7 @@ TEST(Regions, AHostilePageDeceivesItsVisitorAlone) {
 TEST(Regions, MalformedAndExcessiveMessagesAreRefused) {
   const auto store = std::make_shared<MemoryStore>();
   RegionAgent owner(store, "owner"), hostile(store, "hostile");
+  owner.visitors->set_patience(std::chrono::hours(1));  // no Attend comes
   const auto id = owner.owned->add(mappable(4096), both);
   const auto send = [&](const regions::RegionMessage& each, std::vector<Buffer> buffers = {}) {
     return call_sync(*hostile.agent, "owner", regions::region_function, {encode(each), std::move(buffers), {}, {}})
@@ -261,6 +262,17 @@ TEST(Regions, MalformedAndExcessiveMessagesAreRefused) {
   EXPECT_EQ(send(regions::NotifyOwner{1, 77, 0}), Code::not_found);
   EXPECT_EQ(call_sync(*hostile.agent, "owner", regions::region_function, message_of("?")).status().code(),
             Code::protocol_error);
+  for (std::size_t i = 0; i < regions::OwnedRegions::most_notifications; ++i)
+    ASSERT_EQ(send(regions::NotifyOwner{1, *id, i}), Code::ok) << i;
+  EXPECT_EQ(send(regions::NotifyOwner{1, *id, 0}), Code::resource_exhausted);
+  const auto open = [&](std::uint64_t visit, std::uint64_t region) {
+    return send(regions::OpenRegion{visit, 0, region, {}, false, {}, 0});
+  };
+  const auto bytes = mappable(4096);
+  for (std::uint32_t i = 0; i < regions::OwnedRegions::most_grants; ++i)
+    ASSERT_EQ(open(1, *owner.owned->add(bytes, both)), Code::ok) << i;
+  EXPECT_EQ(open(1, *id), Code::resource_exhausted);
+  EXPECT_EQ(open(2, *id), Code::ok) << "another visit has a page of its own";
   Code last = Code::ok;
   for (std::uint64_t visit = 1; visit < 200 && last == Code::ok; ++visit) last = send(regions::CloseRegion{visit, 1});
   EXPECT_EQ(last, Code::resource_exhausted);

@@ -239,6 +239,7 @@ TEST(VersionRelays, OneSubscriberOfAHostFetchesForTheOthers) {
 TEST(VersionLeases, AreBoundedAndEndWithTheSubscriber) {
   const auto store = std::make_shared<MemoryStore>();
   VersionAgent publisher(store, "trainer"), hostile(store, "hostile");
+  publisher.visitors->set_patience(std::chrono::hours(1));
   TestSet set({10'000});
   const auto publication = *publisher.publications->publish("policy", set.layout(), {2});
   ASSERT_TRUE(publication->update(set.pointers(), Clock().now()).ok());
@@ -266,6 +267,26 @@ TEST(VersionLeases, AreBoundedAndEndWithTheSubscriber) {
     EXPECT_EQ(send(regions::FetchRanges{1, "policy", lease, ranges}).status().code(), Code::invalid_argument);
   }
   EXPECT_EQ(send(regions::FetchRanges{1, "policy", lease + 100, {{0, 1}}}).status().code(), Code::not_found);
+
+  const auto most = regions::Publication::most_waiting;
+  std::vector<Call> waits;
+  for (std::size_t each = 0; each < most + 8; ++each) {
+    Message message{
+        encode(regions::VersionMessage(regions::AcquireVersion{1, "policy", 1, false, true, {lease}, 0, epoch})),
+        {},
+        {},
+        {}};
+    waits.push_back(hostile.agent->call("trainer", regions::version_function, std::move(message),
+                                        within(std::chrono::seconds(300))));
+  }
+  const auto refused = [](const Call& call) { return call.done(); };
+  EXPECT_TRUE(eventually([&] { return std::ranges::count_if(waits, refused) == 8; }, std::chrono::seconds(60)));
+  EXPECT_EQ(publication->waiting(), most);
+  hostile.leave();
+  publisher.visitors->set_patience(Milliseconds(0));
+  ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + std::chrono::seconds(60)).ok());
+  EXPECT_EQ(publication->leases(), 0U) << "they end at an update, also if their subscriber has never attended";
+  EXPECT_EQ(publication->waiting(), 0U);
 }
 
 /// Kills, with processes. A child publishes or reads until it is killed; the parent's port comes by a pipe.
