@@ -66,9 +66,12 @@ bool may_share_unix(const Record& mine, const Record& theirs) {
 }
 
 Status check_name(std::string_view name) {
-  if (!name.empty() && printable(name, Record::most_name)) return {};
+  // Tools show names in terminals, and errors quote them.
+  if (!name.empty() && name.size() <= Record::most_name && tensorferry::printable(name) == name) return {};
   return {Code::invalid_argument,
-          formatted("an agent's name has 1 to {} bytes and no control characters", Record::most_name)};
+          formatted("an agent's name has 1 to {} bytes of UTF-8, and no characters that control "
+                    "a terminal or the direction of text",
+                    Record::most_name)};
 }
 
 Bytes sealed(ByteView body, const Key& key, std::string_view place) {

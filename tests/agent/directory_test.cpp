@@ -147,8 +147,9 @@ TEST(Record, TellsWhetherAUnixSocketMayReachThePeer) {
 
 TEST(Name, IsShortAndPrintable) {
   EXPECT_TRUE(check_name("trainer/0 of host:1 \xc3\xa4").ok());
-  for (const auto& bad : {std::string(), std::string(256, 'x'), std::string("a\nb"), std::string("a\0b", 3)}) {
-    EXPECT_EQ(check_name(bad).code(), Code::invalid_argument);
+  for (const auto& bad : {std::string(), std::string(256, 'x'), std::string("a\nb"), std::string("a\0b", 3),
+                          std::string("a\u009b2J"), std::string("a\u202egnp.exe"), std::string("a\xff")}) {
+    EXPECT_EQ(check_name(bad).code(), Code::invalid_argument) << bad;
   }
 }
 
