@@ -245,6 +245,20 @@ TEST_F(ShmHostile, MessagesAboutUnknownRegionsDoNothing) {
   EXPECT_EQ(pull(Handed{10, 0}, 100), "ProtocolError");
 }
 
+TEST_F(ShmHostile, RegionsOfAPeerAreBounded) {
+  constexpr std::uint64_t most = 2 * most_regions;
+  greet();
+  for (std::uint64_t region = 0; region < most; ++region) channel->discard({100, encode(Handed{region, 0}), 0, false});
+  tell(Handover{most, megabyte}, memfd(megabyte));
+  const auto answer = wire.next<Missed>();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_NE(answer->first.why.find("are shared already"), std::string::npos) << answer->first.why;
+  EXPECT_EQ(pull(Handed{most, 0}, 100), "ProtocolError");
+  tell(RegionEnded{0, 1});  // whose ticket has come
+  tell(Handover{most, megabyte}, memfd(megabyte));
+  EXPECT_EQ(pull(Handed{most, 0}, 100), "Ok");
+}
+
 TEST_F(ShmHostile, ARegionLeavesWithItsLastTicket) {
   greet();
   tell(Handover{7, megabyte}, memfd(megabyte));

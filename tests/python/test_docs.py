@@ -252,19 +252,64 @@ def test_guides_name_things_that_exist() -> None:
     assert not missing, "the sources have no such names"
 
 
-def test_the_page_of_failures_names_tests_that_exist() -> None:
-    cases = {
+@functools.cache
+def cases() -> frozenset[str]:
+    """The names of all tests: "Suite.Case" and "test_case"."""
+    texts = list(sources("tests").values())
+    made = {
         f"{suite}.{name}"
-        for text in sources("tests").values()
+        for text in texts
         for suite, name in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", text, re.MULTILINE)
     }
-    cases |= {name for text in sources("tests").values() for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
+    return frozenset(made | {name for text in texts for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)})
+
+
+def test_the_page_of_failures_names_tests_that_exist() -> None:
     rows = re.findall(r"^\| (?!what happens|-)(.*) \|$", (ROOT / "docs/failures.md").read_text(), re.MULTILINE)
     assert len(rows) > 20
     for row in rows:
         named = re.findall(r"`(\w+\.\w+|test_\w+)`", row.split(" | ")[-1])
         assert named, f"no test is named: {row}"
-        assert set(named) <= cases, f"no such test: {set(named) - cases}"
+        assert set(named) <= cases(), f"no such test: {set(named) - cases()}"
+
+
+def missing_tests(cell: str) -> set[str]:
+    """The tests that a cell names and that do not exist: a case, the beginning of some ("Suite.Begins..."), a suite, a
+    file of pytest, or a target."""
+    known = cases()
+    targets = {Path(name).stem for name in sources("tests")}
+
+    def exists(name: str) -> bool:
+        if name.endswith("..."):
+            return any(case.startswith(name[:-3]) for case in known)
+        suites = {case.partition(".")[0] for case in known if "." in case}
+        return name in known or name in suites or name.removesuffix(".py") in targets
+
+    return {name for name in re.findall(r"`([^`]+)`", cell) if not exists(name)}
+
+
+def rows_below(page: str, heading: str) -> list[list[str]]:
+    """The rows of the first table below a heading, without its head."""
+    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    assert section, f"{page} has no section {heading!r}"
+    lines = re.findall(r"^\|(.*)\|$", section.group(1), re.MULTILINE)
+    return [[cell.strip() for cell in line.split("|")] for line in lines[2:]]
+
+
+def test_each_bound_has_a_test_that_exists() -> None:
+    rows = rows_below("docs/architecture.md", "Bounds")
+    assert len(rows) > 20
+    for row in rows:
+        assert "`" in row[-1] or row[-1].startswith("none: "), f"neither a test nor why there is none: {row[0]}"
+        assert not missing_tests(row[-1]), f"{row[0]}: no such test"
+
+
+def test_what_holds_against_each_attacker_has_a_test_that_exists() -> None:
+    rows = rows_below("docs/security.md", "Who may attack, and what holds")
+    assert len(rows) >= 7
+    for row in rows:
+        assert len(row) == 4 and not missing_tests(row[-1].replace("`...", "...`")), row[0]
+    assert sum("`" in row[-1] for row in rows) >= len(rows) - 2
 
 
 def test_the_hosted_workflows_have_every_step() -> None:
