@@ -3,8 +3,8 @@
 python3 -m scripts.retry cpp BUILD_FOLDER LOG       the C++ tests that CTest's LOG lists as failed
 python3 -m scripts.retry python PYTHON FAILURES     the Python tests of the file that pytest --failures wrote
 
-Prints a line "==> unstable: NAME" for each test that passes each time, with the output of its first failure. Exits 0 if
-all failed tests are unstable. Other failures stay failures:
+Prints a line "==> unstable: NAME" for each test that passes each time, and then its first failure, whose first lines
+.ci/run repeats at its end. Exits 0 if all failed tests are unstable. Other failures stay failures:
   - what a sanitizer reports, because a report is a proof;
   - more than `at_most` failed tests, because that is no chance.
 """
@@ -22,6 +22,8 @@ from typing import Any
 times = 3
 at_most = 6
 lines_shown = 60
+# Where a failure begins: in GoogleTest, in pytest, by the system, by CTest's time-out.
+failure_begins = re.compile(r": Failure$|^E  +\S|^terminate called|what\(\): |\*\*\*Exception|^killed after ")
 
 
 @dataclass
@@ -37,6 +39,14 @@ class Failed:
     folder: str = "."
     seconds: float = 900
     failure: re.Pattern[str] | None = None  # output that means a failure, whatever the exit status
+    case: str = ""  # of GoogleTest, if the output is that of a whole suite
+
+    def first_failure(self) -> list[str]:
+        """The output from the line before the first failure on; its end if no line is known as one."""
+        lines = self.output.splitlines()
+        begin = next((i for i, line in enumerate(lines) if self.case and line.endswith(f"] {self.case}")), 0)
+        found = next((i for i in range(begin, len(lines)) if failure_begins.search(lines[i])), None)
+        return lines[-lines_shown:] if found is None else lines[max(begin, found - 1) : found + lines_shown]
 
 
 def passes(test: Failed, command: list[str]) -> bool:
@@ -139,6 +149,7 @@ def failed_of(test: dict[str, Any], output: str) -> list[Failed]:
             output,
             [*plain, f"--gtest_filter={case}"],
             all_cases if cut_off and case == cases[-1] else None,
+            case=case,
             **common,
         )
         for case in cases
@@ -196,7 +207,7 @@ def main() -> int:
     if unstable:
         print("\n######## unstable: failed once, then passed alone. tests/unstable.md lists such tests.")
     for test in unstable:
-        print(f"==> unstable: {test.name}", *test.output.splitlines()[-lines_shown:], sep="\n")
+        print(f"==> unstable: {test.name}", *test.first_failure(), sep="\n")
     return 0 if len(unstable) == len(failed) else 1
 
 
