@@ -262,7 +262,9 @@ def test_an_object_is_kept_while_its_reference_travels(three):
     assert a.rpc_sync("c", pass_on, (thing, ["a", "b", "c", "a", "c"])) == "b"
     del thing
     gc.collect()
-    time.sleep(0.2)
+    for agent in three:  # what their counts have sent before has come
+        for peer in "abc":
+            agent.rpc_sync(peer, gc.collect)
     assert not freed("round")
     assert kept[0].rpc_sync().add(2) == 2
     drop()
@@ -366,7 +368,7 @@ def test_objects_held_by_a_dead_user_are_freed(cluster):
     thing = rpc.RRef(Thing("orphan"))
     rpc.rpc_sync("worker1", keep, (thing,))
     del thing
-    time.sleep(0.1)
+    rpc.rpc_sync("worker1", gc.collect)  # what the references have sent before has come
     assert not freed("orphan")
     cluster.workers[0].kill()
     assert eventually(lambda: freed("orphan"))
