@@ -92,6 +92,10 @@ bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::H
   const auto session = engine_->peers.session_of({peer().name, hello.rank, hello.incarnation});
   const auto stream = connections_.attach(port, dialled, hello, session);
   if (!stream) return false;
+  const auto role = role_of(hello.purpose, dialled);
+  // Before it carries a call, whose error may quote the event.
+  note(formatted("connection for {} {} ({})", is_bulk(role) ? "bytes" : "calls", dialled ? "dialled" : "accepted",
+                 local ? "unix socket" : "tcp"));
   if (local)
     engine_->peers.watch_process(session, unix_peer_process(stream->fd()), unix_peer_pid(stream->fd()));
   else
@@ -101,7 +105,6 @@ bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::H
     channels_.meet(hello, local ? unix_peer_uid(stream->fd()) : tcp_peer_uid(stream->fd()));
   }
   calls_.meet(hello);
-  const auto role = role_of(hello.purpose, dialled);
   if (role == ConnectionRole::calls_in && !dialled && (hello.features & wire::feature::link) != 0) {
     wire::Header header;
     header.kind = wire::Kind::link;
@@ -122,8 +125,6 @@ bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::H
     return false;
   }
   ++engine_->counters.links_opened;
-  note(formatted("connection for {} {} ({})", is_bulk(role) ? "bytes" : "calls", dialled ? "dialled" : "accepted",
-                 local ? "unix socket" : "tcp"));
   calls_.wake_waiting();
   return true;
 }
