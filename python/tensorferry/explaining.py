@@ -17,7 +17,7 @@ _TIMEOUT = 15.0  # seconds; the agents may have to connect first
 def explained(watcher: Watcher, one: str, other: str) -> Explanation | str:
     """Returns how a tensor of the CPU would travel from one agent to another, as the first one says; else why not."""
     try:
-        found = watcher.agent.rpc_sync(one, observing.EXPLAIN, args=(other,), timeout=_TIMEOUT)
+        found = watcher.agent.rpc_sync(one, observing.EXPLAIN, args=(other,), timeout=max(_TIMEOUT, watcher.patience))
     except errors.Error as error:
         return f"{type(error).__name__}: {error}"
     return Explanation(**found)

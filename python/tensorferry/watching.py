@@ -10,9 +10,9 @@ from typing import Any
 from . import errors, observing, rendezvous
 from .agent import Agent
 
-__all__ = ["Watcher", "add_arguments", "watcher_of"]
+__all__ = ["PATIENCE", "Watcher", "add_arguments", "watcher_of"]
 
-_PATIENCE = 3.0  # seconds for an answer
+PATIENCE = 3.0  # seconds for an answer
 
 
 class Watcher:
@@ -23,14 +23,18 @@ class Watcher:
             of the built-in one, or ``"file:///PATH"``.
         world_size: that of the job; None: its agents join and leave at any time.
         names: agents to begin with. Agents with ranks are found in the store; others by the links of those.
+        patience: seconds for an agent's answer, after which it counts as gone.
 
     Raises:
         Unauthenticated: the cluster key is another one. DeadlineExceeded, ConnectionLost: no store is there.
     """
 
-    def __init__(self, store: str, world_size: int | None = None, names: Iterable[str] = ()) -> None:
+    def __init__(
+        self, store: str, world_size: int | None = None, names: Iterable[str] = (), patience: float = PATIENCE
+    ) -> None:
+        self.patience = patience
         prefix = f"tensorferry/{world_size}/0" if world_size else "tensorferry"
-        options: dict[str, Any] = {"prefix": prefix, "trust": "registered", "timeout": _PATIENCE}
+        options: dict[str, Any] = {"prefix": prefix, "trust": "registered", "timeout": patience}
         name = f"watcher-{os.getpid()}"
         if store.startswith("tf://"):
             host, _, port = store.removeprefix("tf://").rpartition(":")
@@ -76,7 +80,7 @@ class Watcher:
             self._find_ranks()
         seen: dict[str, dict[str, Any]] = {}
         while asked := {name for name in self._names - set(seen) - set(self._gone) if not _watches(name)}:
-            futures = {name: self.agent.rpc_async(name, observing.FUNCTION, timeout=_PATIENCE) for name in asked}
+            futures = {name: self.agent.rpc_async(name, observing.FUNCTION, timeout=self.patience) for name in asked}
             for name, future in futures.items():
                 try:
                     seen[name] = future.wait()
@@ -106,11 +110,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="that of the job, if it has one (default: WORLD_SIZE)",
     )  # fmt: skip
     parser.add_argument("--agents", nargs="+", default=[], metavar="NAME", help="agents without ranks to begin with")
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE, metavar="SECONDS",
+        help=f"how long an agent may take to answer before it counts as gone (default: {PATIENCE:g})",
+    )  # fmt: skip
 
 
 def watcher_of(given: argparse.Namespace, parser: argparse.ArgumentParser) -> Watcher:
     """Joins the job that the arguments name; ends the program with the reason if it cannot."""
     try:
-        return Watcher(given.store, given.world_size, given.agents)
+        return Watcher(given.store, given.world_size, given.agents, given.patience)
     except (errors.Error, ValueError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")

@@ -107,9 +107,11 @@ def carried_into_a_container(device: str, environment: dict[str, str] | None = N
         outside = [*program, "outside", "0", folder, device]
         with subprocess.Popen(inside, env=environment) as contained:
             try:
-                done = subprocess.run(outside, env=environment, capture_output=True, text=True, timeout=60, check=False)
+                done = subprocess.run(
+                    outside, env=environment, capture_output=True, text=True, timeout=180, check=False
+                )
                 assert done.returncode == 0, done.stderr
-                assert contained.wait(60) == 0
+                assert contained.wait(120) == 0
             finally:
                 contained.kill()
     return done.stdout.strip()
@@ -199,7 +201,7 @@ class Worker:
             self.process.join(5)
             raise BrokenPipeError(f"the worker has ended with exit code {self.process.exitcode}") from error
 
-    def result(self, timeout: float = 60) -> Any:
+    def result(self, timeout: float = 120) -> Any:
         if not self.control.poll(max(timeout, PATIENCE)):
             raise TimeoutError("the worker is still busy")
         ok, value = self.control.recv()
@@ -263,7 +265,7 @@ def workers() -> Iterator[Workers]:
 
 def join(name: str, rank: int, world_size: int | None, port: int, options: dict[str, Any]) -> int:
     """Starts the default agent of this process, at the store that the test serves; returns the process's id."""
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=120))
     rpc.init_rpc(name, rank=rank, world_size=world_size, store=store, **options)
     return os.getpid()
 
@@ -295,7 +297,7 @@ class Cluster:
     ) -> Cluster:
         """Starts the agents. If there is an ``environment``, the workers are processes of this test's own, which have
         it. ``at_once`` runs when this process's ``init_rpc`` has returned; the workers' may still be under way."""
-        timeout = timedelta(seconds=30)
+        timeout = timedelta(seconds=120)
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
         self.workers = self._pool.take(count) if environment is None else [Worker(environment) for _ in range(count)]
         # The processes have lived through different numbers of sessions.
@@ -350,7 +352,7 @@ def run_a_part(suite: str, part: int, tmp_path: Path) -> None:
     assert report.exists()
 
 
-def outputs_of(started: list[subprocess.Popen[Any]], timeout: float = 100) -> list[Any]:
+def outputs_of(started: list[subprocess.Popen[Any]], timeout: float = 300) -> list[Any]:
     """What the processes print, each to its pipe, once all have ended without an error."""
     try:
         ended = [process.communicate(timeout=timeout) for process in started]
@@ -368,8 +370,8 @@ def stop_child(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WSTOPPED)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = max(10, PATIENCE)) -> bool:
-    """Waits for ``condition``; returns False if it does not become true."""
+def eventually(condition: Callable[[], bool], seconds: float = max(60, PATIENCE)) -> bool:
+    """Waits for ``condition``, longer than a busy machine holds a process up; returns False if it stays false."""
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
