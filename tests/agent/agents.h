@@ -15,6 +15,7 @@
 
 #include "agent/agent.h"
 #include "agent/rendezvous/memory_store.h"
+#include "tests/agent/patience.h"
 
 namespace tensorferry::testing {
 

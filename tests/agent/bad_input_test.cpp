@@ -78,15 +78,14 @@ class BadInput : public ::testing::Test {
  protected:
   BadInput() {
     for (auto* agent : {target.get(), other.get()}) serve_echo(*agent);
-    target->serve("hang",
-                  [](const Request&, Reply reply) { eventually([&] { return reply.cancelled(); }, seconds(30)); });
+    target->serve("hang", [](const Request&, Reply reply) { eventually([&] { return reply.cancelled(); }); });
     target->on_peer_lost([this](const PeerInfo& peer, const Status&) { lost_ += peer.name.starts_with("hostile"); });
     for (const char* peer : {"target", "other"}) {
       callers_.emplace_back([this, peer] {
         for (unsigned i = 0; !enough_; ++i) {
           auto message = message_of("x");
           if (i % 3 == 0) message.buffers = {patterned(i % 9 == 0 ? 300'000 : 20'000, i)};
-          const auto reply = call_sync(*third, peer, "echo", message, within(seconds(10)));
+          const auto reply = call_sync(*third, peer, "echo", message, within(long_enough));
           const bool good =
               reply.ok() && (message.buffers.empty() || same_bytes(reply->buffers.at(0), message.buffers[0]));
           ++(good ? answered_ : failed_);
@@ -147,7 +146,9 @@ class BadInput : public ::testing::Test {
       EXPECT_TRUE(peer.write(bytes).ok());
       if (then_closes) peer.half_close();
       EXPECT_TRUE(eventually([&] { return lost_ == hostile_; }));
-      const auto lines = log_until_ended(peer);
+      auto lines = log_until_ended(peer);
+      // raw_dial() may have dialled twice.
+      std::erase_if(lines, [](const std::string& line) { return line.find("refused a connection") != line.npos; });
       EXPECT_EQ(lines.size(), 1U) << ::testing::PrintToString(lines);
       if (lines.empty()) continue;
       EXPECT_THAT(lines[0], HasSubstr("peer=" + hello.name + " connection lost: "));
@@ -194,7 +195,7 @@ TEST_F(BadInput, WithoutTheKeyEndsTheConnectionUnparsed) {
   for (const auto* key : {&wrong, &none}) {
     capture_log();
     auto stranger = raw_connect(record, false);
-    const auto agreed = handshake_as_dialler(stranger.fd(), raw_terms(*key, true), deadline_after(seconds(5)));
+    const auto agreed = handshake_as_dialler(stranger.fd(), raw_terms(*key, true), deadline_after(long_enough));
     EXPECT_EQ(agreed.status().code(), Code::unauthenticated);
     stranger.half_close();
     const auto lines = log_until_ended(stranger);
@@ -221,7 +222,7 @@ TEST_F(BadInput, InsteadOfTheHelloEndsTheConnection) {
     capture_log();
     auto connection = raw_connect(record_of(store, "target"), true);
     const Key none;
-    ASSERT_TRUE(handshake_as_dialler(connection.fd(), raw_terms(none, false), deadline_after(seconds(5))).ok());
+    ASSERT_TRUE(handshake_as_dialler(connection.fd(), raw_terms(none, false), deadline_after(long_enough)).ok());
     ASSERT_TRUE(connection.write(bytes).ok());
     if (then_closes) connection.half_close();
     const auto lines = log_until_ended(connection);
@@ -254,19 +255,26 @@ TEST_F(BadInput, InsteadOfTheHelloEndsTheConnection) {
 }
 
 TEST_F(BadInput, OfThreeHundredSlowDiallersNeitherBlocksOthersNorLeaks) {
-  const auto record = record_of(store, "target");
+  // Its time stands while they hold their places, so that no time-out helps the others.
+  const auto time = ManualClock::make();
+  const auto slow = join(store, "slow", {"unix", "basic"},
+                         [&](RawAgentOptions& options) { options.surroundings.clock = time->clock(); });
+  serve_echo(*slow);
+  const auto record = record_of(store, "slow");
   const auto come_and_go = [&] {
     std::vector<RawConnection> strangers;
     for (int i = 0; i < 300; ++i) {
       strangers.push_back(raw_connect(record, i % 2 == 0));
       ASSERT_TRUE(strangers.back().write(Bytes(1, std::byte{'T'})).ok());
     }
-    const Since since;
     const auto late = join(store, "late"), by_tcp = join(store, "later", {"tcp", ""});
-    EXPECT_TRUE(call_sync(*late, "target", "echo", message_of("x"), within(seconds(10))).ok());
-    EXPECT_TRUE(call_sync(*by_tcp, "target", "echo", message_of("x"), within(seconds(10))).ok());
-    EXPECT_LT(since.passed(), seconds(5));
-    EXPECT_TRUE(strangers.front().ended(seconds(60))) << "the time-out of a handshake is 10 s";
+    EXPECT_TRUE(call_sync(*late, "slow", "echo", message_of("x"), within(long_enough)).ok());
+    EXPECT_TRUE(call_sync(*by_tcp, "slow", "echo", message_of("x"), within(long_enough)).ok());
+    const auto is_cut_off = [&] {
+      time->advance(seconds(1));
+      return strangers.front().ended(milliseconds(0));
+    };
+    EXPECT_TRUE(eventually(is_cut_off)) << "the time-out of a handshake is 10 s";
   };
   capture_log();
   come_and_go();
@@ -384,7 +392,7 @@ TEST_F(BadInput, InTheDeviceOfAReplyLeavesTheCallersMemoryUnchanged) {
   const auto reply =
       reply_frame(request->header.call, record_frame(100, noise(100), wire::BufferRecord::inline_channel), 1);
   ASSERT_TRUE(accepted.connection.write(reply).ok());
-  ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
+  ASSERT_TRUE(call.wait(Clock().now() + long_enough));
   const auto received = call.take();
   ASSERT_TRUE(received.ok()) << received.status().text();
   EXPECT_EQ(received->buffers.at(0).device, Device());
@@ -432,7 +440,7 @@ TEST_F(BadInput, InTicketsOfEveryChannelEndsInAnErrorOrTheLink) {
       hello.drivers.clear();
       auto connection = raw_connect(record_of(store, "post"), true);
       const Key none;
-      ASSERT_TRUE(handshake_as_dialler(connection.fd(), raw_terms(none, false), deadline_after(seconds(5))).ok());
+      ASSERT_TRUE(handshake_as_dialler(connection.fd(), raw_terms(none, false), deadline_after(long_enough)).ok());
       const auto theirs = wire::Hello::decode(connection.read(wire::Kind::hello)->body);
       hello.drivers = theirs->drivers;  // with the target's own descriptors, so that each channel reaches
       ASSERT_TRUE(connection.write(hello_frame(hello)).ok());
@@ -462,7 +470,7 @@ TEST_F(BadInput, InRepliesFailsOnlyTheCallsToThatPeer) {
     const auto request = peer.connection.read(wire::Kind::request);
     ASSERT_TRUE(request.ok());
     ASSERT_TRUE(peer.connection.write(reply(request->header.call)).ok());
-    ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
+    ASSERT_TRUE(call.wait(Clock().now() + long_enough));
     const auto status = call.take().status();
     EXPECT_EQ(status.code(), code) << status.text();
     EXPECT_THAT(std::string(status.what()), HasSubstr(why));

@@ -19,6 +19,7 @@
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
 #include "tests/agent/raw_peer.h"
+#include "tests/base/manual_clock.h"
 
 namespace tensorferry {
 namespace {
@@ -170,7 +171,7 @@ TEST_P(Bounds, CallsBeyondTheQueueAreRefusedAndTheOthersRun) {
   ASSERT_TRUE(eventually([&] { return b->in_flight().second == 12; }));
   for (int i = 0; i < 5; ++i) refused.push_back(a->call("b", "echo", large(100'000)));
   for (auto& call : refused) {
-    ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
+    ASSERT_TRUE(call.wait(Clock().now() + long_enough));
     const auto status = call.take().status();
     EXPECT_EQ(status.code(), Code::resource_exhausted);
     EXPECT_THAT(std::string(status.what()), HasSubstr("\"b\" is busy: 10 calls of this agent wait there"));
@@ -178,7 +179,7 @@ TEST_P(Bounds, CallsBeyondTheQueueAreRefusedAndTheOthersRun) {
   open = true;
   for (auto* calls : {&running, &queued}) {
     for (auto& call : *calls) {
-      ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
+      ASSERT_TRUE(call.wait(Clock().now() + long_enough));
       EXPECT_TRUE(call.take().ok());
     }
   }
@@ -200,7 +201,7 @@ TEST_P(Bounds, BytesBeyondTheQueueAreRefused) {
   open = true;
   int good = 0;
   for (auto& call : all) {
-    ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
+    ASSERT_TRUE(call.wait(Clock().now() + long_enough));
     const auto reply = call.take();
     good += reply.ok() ? 1 : 0;
     if (!reply.ok()) {
@@ -253,7 +254,7 @@ TEST_P(Bounds, OfARefusedRequestWithALongPayloadNoBufferIsReceived) {
   EXPECT_LT(memory->largest, 900'000U);
   open = true;
   for (auto& call : calls) {
-    ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
+    ASSERT_TRUE(call.wait(Clock().now() + long_enough));
     EXPECT_TRUE(call.take().ok());
   }
   const auto reply = call_sync(*a, "b", "echo", long_and_large());
@@ -264,31 +265,42 @@ TEST_P(Bounds, OfARefusedRequestWithALongPayloadNoBufferIsReceived) {
 }
 
 TEST_P(Bounds, AQueuedCallThatExpiresIsAnsweredWithoutRunningAndLeavesTheQueue) {
-  const auto a = join(store, "a", GetParam());
-  const auto b = join_with("b", [](RawAgentOptions& options) {
+  const auto time = ManualClock::make();
+  const auto timed = [&](RawAgentOptions& options) {
+    options.surroundings.clock = time->clock();
+    options.heartbeat = std::chrono::hours(1);
     options.max_threads = 2;
     options.max_queued_calls = 4;
-  });
+  };
+  const auto a = join(store, "a", GetParam(), timed), b = join_with("b", timed);
   std::atomic<int> ran{0};
   b->serve("count", [&](const Request&, Reply reply) {
     ++ran;
     reply.send({});
   });
   std::vector<Call> running;
-  for (int i = 0; i < 2; ++i) running.push_back(a->call("b", "block", {}));
-  ASSERT_TRUE(eventually([&] { return inside == 2; }));
+  for (int i = 0; i < 2; ++i) running.push_back(a->call("b", "block", {}, within(std::chrono::hours(1000))));
+  const auto in_steps_of = [&](milliseconds step, const auto& holds) {
+    return eventually([&] {
+      time->advance(step);
+      return holds();
+    });
+  };
+  ASSERT_TRUE(in_steps_of(milliseconds(1), [&] { return inside == 2; }));
   for (int round = 0; round < 3; ++round) {
     std::vector<Call> expiring;
     for (int i = 0; i < 4; ++i) expiring.push_back(a->call("b", "count", {}, within(seconds(1))));
-    const auto over = [&] { return expiring.front().done(); };  // if the machine has stalled for so long
-    EXPECT_TRUE(eventually([&] { return b->in_flight().second == 6 || over(); })) << "the queue is full";
+    EXPECT_TRUE(eventually([&] { return b->in_flight().second == 6; })) << "the queue is full";
     for (auto& call : expiring) {
-      ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
+      ASSERT_TRUE(in_steps_of(milliseconds(50), [&] { return call.done(); }));
       EXPECT_EQ(call.take().status().code(), Code::deadline_exceeded) << round;
     }
-    EXPECT_TRUE(eventually([&] { return b->in_flight().second == 2; })) << "while all handlers block";
+    EXPECT_TRUE(in_steps_of(milliseconds(50), [&] { return b->in_flight().second == 2; }))
+        << "while all handlers block";
   }
   EXPECT_EQ(ran, 0);
+  open = true;  // before the agents leave, because their time stands
+  EXPECT_TRUE(eventually([&] { return left == inside; }));
 }
 
 TEST_P(Bounds, ManyOrderedCallsRefusedByAFullAgentDoNotRecurse) {
@@ -360,7 +372,7 @@ TEST_P(Bounds, ALargeCallIsNotOvertakenForEver) {
       while (!over) EXPECT_TRUE(call_sync(*a, "b", "echo", large(300'000)).ok());
     });
   }
-  for (int i = 0; i < 5; ++i) EXPECT_TRUE(call_sync(*a, "b", "echo", large(1'000'000), within(seconds(20))).ok());
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(call_sync(*a, "b", "echo", large(1'000'000), within(long_enough)).ok());
   over = true;
   for (auto& thread : small) thread.join();
 }
@@ -446,7 +458,7 @@ TEST_P(LazyClients, GetNoMoreHandlersWhileTheyDoNotTakeTheirTensors) {
   EXPECT_LT(ran, 100U) << "4 MB, what the socket holds, and what ran at that moment";
   EXPECT_TRUE(eventually([&] { return server->in_flight().second == requests - ran; })) << "the others wait";
   const auto other = join(store, "other", {GetParam() ? "unix" : "tcp", "basic"});
-  EXPECT_TRUE(call_sync(*other, "server", "echo", {}, within(seconds(20))).ok()) << "other peers are served";
+  EXPECT_TRUE(call_sync(*other, "server", "echo", {}, within(long_enough)).ok()) << "other peers are served";
   for (int replies = 0; replies < requests; ++replies) {
     const auto reply = client.read(wire::Kind::reply);
     ASSERT_TRUE(reply.ok()) << reply.status().text() << " after " << replies;
@@ -522,15 +534,15 @@ TEST_P(Bounds, AMessageWhoseRecordsCannotBeReceivedEndsItsLinkAndTheNextOneGoesO
   const auto b = join_with("b", [&](RawAgentOptions& options) { options.memory[DeviceType::cpu] = memory; });
   auto message = large(1 << 20);
   message.payload.resize(100'000);
-  const auto reply = call_sync(*a, "b", "echo", message, within(seconds(20)));
+  const auto reply = call_sync(*a, "b", "echo", message, within(long_enough));
   EXPECT_FALSE(memory->armed);
   // The callee's answer may come before the end of the link.
   const auto code = reply.status().code();
   EXPECT_TRUE(code == Code::connection_lost || code == Code::resource_exhausted) << reply.status().text();
   EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; }));
-  EXPECT_TRUE(eventually([&] { return call_sync(*a, "b", "echo", {}, within(seconds(20))).ok(); }));
+  EXPECT_TRUE(eventually([&] { return call_sync(*a, "b", "echo", {}, within(long_enough)).ok(); }));
   for (int i = 0; i < 3; ++i) {
-    const auto next = call_sync(*a, "b", "echo", message, within(seconds(20)));
+    const auto next = call_sync(*a, "b", "echo", message, within(long_enough));
     ASSERT_TRUE(next.ok()) << next.status().text();
     EXPECT_TRUE(same_bytes(next->buffers.at(0), message.buffers.at(0)));
   }

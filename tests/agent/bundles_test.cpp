@@ -20,8 +20,11 @@ class Bundles : public ::testing::TestWithParam<Ways> {
   Bundles() {
     serve_echo(*a);
     serve_echo(*b);
-    const auto& first = GetParam().channels;
-    eventually([&] { return a->explain("b")->channel == first.substr(0, first.find(',')); });
+    const auto first = GetParam().channels.substr(0, GetParam().channels.find(','));
+    eventually([&] {
+      const auto route = a->explain("b");
+      return route.ok() && route->channel == first;
+    });
   }
   /// Sends the buffers there and back, and returns the buffers that arrive.
   std::vector<Buffer> echo(const std::vector<Buffer>& buffers, RawCallOptions options = {}) {

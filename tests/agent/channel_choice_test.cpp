@@ -75,20 +75,18 @@ class ChannelChoice : public ::testing::Test {
   }
   bool link_held() {
     held_reply.get_future().get().send(message_of("held"));
-    return held_call->wait(Clock().now() + seconds(20)) && held_call->take().ok();
+    return held_call->wait(Clock().now() + long_enough) && held_call->take().ok();
   }
   std::promise<Reply> held_reply;
   std::optional<Call> held_call;
   std::uint64_t sent_by(const std::string& channel) { return a->counters().bytes_sent[channel]; }
   std::string usable_soon(const std::string& channel) {
     std::string reason;
-    eventually(
-        [&] {
-          const auto route = a->explain("b");
-          reason = route.ok() ? reason_of(*route, channel) : what(route.status());
-          return reason == "usable";
-        },
-        seconds(5));
+    eventually([&] {
+      const auto route = a->explain("b");
+      reason = route.ok() ? reason_of(*route, channel) : what(route.status());
+      return reason == "usable";
+    });
     return reason;
   }
   std::shared_ptr<Store> store = std::make_shared<MemoryStore>();
@@ -319,7 +317,7 @@ TEST_F(ChannelChoice, ACallWaitsForTheProbeOfItsRequiredChannel) {
   EXPECT_TRUE(echo(10'000).ok()) << "other calls continue";
   EXPECT_FALSE(call.wait(Clock().now() + milliseconds(50)));
   probes.release();
-  ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
+  ASSERT_TRUE(call.wait(Clock().now() + long_enough));
   const auto reply = call.take();
   EXPECT_TRUE(reply.ok()) << reply.status().text();
   EXPECT_EQ(sent_by("mail"), 10'000U);
@@ -330,7 +328,7 @@ TEST_F(ChannelChoice, ARequiredChannelWhoseProbeFailsGivesTheReason) {
   join_both(probes.mail({Code::permission_denied, "the box is locked"}));
   auto call = a->call("b", "echo", buffer_message(10'000), requiring("mail"));
   probes.release();
-  ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
+  ASSERT_TRUE(call.wait(Clock().now() + long_enough));
   const auto status = call.take().status();
   EXPECT_EQ(status.code(), Code::channel_unavailable);
   EXPECT_THAT(what(status), HasSubstr("the box is locked"));
@@ -359,19 +357,20 @@ TEST_F(ChannelChoice, CallsWithOneOrderKeyStayBehindACallThatWaitsForAProbe) {
   calls.push_back(note("third", requiring("mail", 7)));
   calls.push_back(note("fourth", requiring("", 7)));
   auto other = note("of another order", requiring("", 8));
-  ASSERT_TRUE(other.wait(Clock().now() + seconds(20)));
+  ASSERT_TRUE(other.wait(Clock().now() + long_enough));
   probes.release();
   for (auto& call : calls) {
-    ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
+    ASSERT_TRUE(call.wait(Clock().now() + long_enough));
     EXPECT_TRUE(call.take().ok());
   }
   EXPECT_THAT(began, ::testing::ElementsAre("of another order", "first", "second", "third", "fourth"));
-  ASSERT_TRUE(note("fifth", requiring("", 7)).wait(Clock().now() + seconds(20)));
+  ASSERT_TRUE(note("fifth", requiring("", 7)).wait(Clock().now() + long_enough));
 }
 
 TEST_F(ChannelChoice, CallsBehindAProbeThatNeverEndsAreReleasedWithTheLink) {
   KeptBack probes;
   join_both(probes.mail());
+  ASSERT_TRUE(echo(100).ok());  // so that the calls wait for the probe, and not for the link
   std::vector<std::weak_ptr<void>> sources;
   std::vector<Call> calls;
   for (int i = 0; i < 4; ++i) {
@@ -382,7 +381,7 @@ TEST_F(ChannelChoice, CallsBehindAProbeThatNeverEndsAreReleasedWithTheLink) {
   EXPECT_FALSE(calls.back().wait(Clock().now() + milliseconds(50)));
   b->leave();
   for (auto& call : calls) {
-    ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
+    ASSERT_TRUE(call.wait(Clock().now() + long_enough));
     EXPECT_EQ(call.take().status().code(), Code::connection_lost);
   }
   for (const auto& source : sources) EXPECT_TRUE(eventually([&] { return source.expired(); }));

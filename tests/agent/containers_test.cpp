@@ -50,7 +50,7 @@ class Container {
     }
     ::close(pipe[1]);
     Bytes ready(6);
-    ready_ = read_exactly(pipe[0], ready, deadline_after(seconds(20))).ok();
+    ready_ = read_exactly(pipe[0], ready, deadline_after(long_enough)).ok();
     ::close(pipe[0]);
     if (!ready_) exit_status_ = end_of(std::exchange(outside_, -1), seconds(5));
   }
@@ -97,7 +97,7 @@ class Containers : public ::testing::Test {
                   std::vector<Buffer> buffers = {}) {
     auto message = message_of(about);
     message.buffers = std::move(buffers);
-    const auto reply = call_sync(*me, peer, function, std::move(message), within(seconds(20)));
+    const auto reply = call_sync(*me, peer, function, std::move(message), within(long_enough));
     if (!reply.ok()) return reply.status().text();
     return std::string(text_of(reply->payload)) + (reply->buffers.empty() ? "" : " and buffers");
   }
@@ -166,7 +166,7 @@ TEST_F(Containers, ADeathInAnotherPidNamespaceIsDetectedWhileAForkHoldsTheSocket
     auto killing = me->call("q", "die", {});
     const Since since;
     for (auto* call : {&outside, &inside}) {
-      ASSERT_TRUE(call->wait(Clock().now() + seconds(10)));
+      ASSERT_TRUE(call->wait(Clock().now() + long_enough));
       const auto status = call->take().status();
       EXPECT_EQ(status.code(), Code::connection_lost) << status.text();
       EXPECT_THAT(std::string(status.what()), HasSubstr("\"hang\": the link to \"q\" has ended"));

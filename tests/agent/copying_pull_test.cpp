@@ -35,7 +35,7 @@ class SlowMemory final : public Memory {
       std::unique_lock lock(mutex_);
       ++waiting;
       inside = inside_executor;
-      changed_.wait_for(lock, seconds(20), [&] { return released_; });
+      changed_.wait_for(lock, 3 * long_enough, [&] { return released_; });
     }
     return pool_.allocate(bytes, device);
   }
@@ -70,7 +70,10 @@ class CopyingPulls : public ::testing::TestWithParam<Ways> {
                          [] { return std::make_unique<CmaDriver>(cma::CmaOptions{.within_process = true}); });
   }
   bool opens() {
-    return eventually([&] { return a->explain("b")->channel == GetParam().channels; });
+    return eventually([&] {
+      const auto route = a->explain("b");
+      return route.ok() && route->channel == GetParam().channels;
+    });
   }
 
   std::shared_ptr<SlowMemory> memory = std::make_shared<SlowMemory>();
@@ -99,7 +102,7 @@ TEST_P(CopyingPulls, LeaveTheThreadThatReadsAndTheExecutor) {
   ASSERT_TRUE(eventually([&] { return memory->waiting == 1; }));
   EXPECT_FALSE(memory->inside) << "the copy holds the executor";
   for (const auto* function : {"plain", "in executor"}) {
-    const auto answered = call_sync(*a, "b", function, {}, within(seconds(5)));
+    const auto answered = call_sync(*a, "b", function, {}, within(long_enough));
     EXPECT_TRUE(answered.ok()) << function << ": " << answered.status().text();
   }
   EXPECT_EQ(memory->waiting, 1);

@@ -25,15 +25,14 @@ int main(int argc, char** argv) {
   if (argc != 6) return 2;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // this process dies with the test that started it
   raise_descriptor_limit();
-  auto store =
-      connect_tcp_store("127.0.0.1", static_cast<std::uint16_t>(std::atoi(argv[1])), "", std::chrono::seconds(30));
+  auto store = connect_tcp_store("127.0.0.1", static_cast<std::uint16_t>(std::atoi(argv[1])), "", long_enough);
   if (!store) return 3;
   std::vector<std::shared_ptr<RawAgent>> agents;
   for (int i = 0; i < std::atoi(argv[3]); ++i) {
     agents.push_back(join(*store, argv[2] + std::to_string(i), Ways{argv[4], "basic"}));
     if (!agents.back()) return 4;
     serve_echo(*agents.back());
-    const auto reply = call_sync(*agents.back(), "hub", "echo", message_of("m"), within(std::chrono::seconds(30)));
+    const auto reply = call_sync(*agents.back(), "hub", "echo", message_of("m"), within(long_enough));
     if (!reply.ok()) {
       std::fprintf(stderr, "%s%d: %s\n", argv[2], i, reply.status().text().c_str());
       return 5;

@@ -13,6 +13,7 @@
 
 #include "agent/rendezvous/memory_store.h"
 #include "agent/rendezvous/tcp_store.h"
+#include "tests/agent/patience.h"
 
 namespace tensorferry {
 namespace {
@@ -20,6 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
+using tensorferry::testing::long_enough;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -170,7 +172,7 @@ class DirectoryTest : public ::testing::TestWithParam<const char*> {
   // Returns the store as another process sees it: over TCP, through its own client.
   std::shared_ptr<Store> connect() {
     if (!server_) return store_;
-    auto store = connect_tcp_store("127.0.0.1", server_->port(), "", seconds(20));
+    auto store = connect_tcp_store("127.0.0.1", server_->port(), "", long_enough);
     EXPECT_TRUE(store.ok()) << store.status().text();
     return *store;
   }
@@ -434,9 +436,9 @@ TEST_P(DirectoryTest, WorldCountsAMemberThatHasLeftButNoMemberOfAnEarlierWorld) 
   const auto a0 = directory(), a1 = directory();
   ASSERT_TRUE(a0->join(record_of("zero", 0), unasked).ok());
   ASSERT_TRUE(a1->join(record_of("one", 1), unasked).ok());
-  ASSERT_TRUE(a1->wait_for_world(2, seconds(10)).ok());
+  ASSERT_TRUE(a1->wait_for_world(2, long_enough).ok());
   a1->leave();  // before a0 waits for the world
-  EXPECT_TRUE(a0->wait_for_world(2, seconds(10)).ok());
+  EXPECT_TRUE(a0->wait_for_world(2, long_enough).ok());
   a0->leave();
 
   const auto b0 = directory();
@@ -451,7 +453,7 @@ TEST_P(DirectoryTest, BarrierNamesMissingAndDepartedMembers) {
   ASSERT_TRUE(a->join(record_of("zero", 0), unasked).ok());
   ASSERT_TRUE(b->join(record_of("one", 1), unasked).ok());
   ASSERT_TRUE(c->join(record_of("two", 2), unasked).ok());
-  for (auto* one : {a.get(), b.get(), c.get()}) ASSERT_TRUE(one->wait_for_world(3, seconds(10)).ok());
+  for (auto* one : {a.get(), b.get(), c.get()}) ASSERT_TRUE(one->wait_for_world(3, long_enough).ok());
   Status leader;
   std::thread first([&] { leader = a->barrier("end", seconds(2)); });
   const auto follower = b->barrier("end", seconds(30));
@@ -474,7 +476,7 @@ TEST_P(DirectoryTest, BarrierNamesMissingAndDepartedMembers) {
 TEST(Directory, ALostStoreIsAnErrorExceptForLeaving) {
   auto server = TcpStoreServer::listen("127.0.0.1", 0, "");
   ASSERT_TRUE(server.ok());
-  const auto store = connect_tcp_store("127.0.0.1", (*server)->port(), "", seconds(10));
+  const auto store = connect_tcp_store("127.0.0.1", (*server)->port(), "", long_enough);
   ASSERT_TRUE(store.ok());
   Directory directory(*store, "job", {});
   ASSERT_TRUE(directory.join(record_of("zero", 0), unasked).ok());
@@ -498,7 +500,7 @@ TEST(Directory, WarnsOfAMemberThatOtherHostsCannotReach) {
     EXPECT_TRUE(first.join(local, unasked).ok());
     EXPECT_TRUE(second.join(remote, unasked).ok());
     ::testing::internal::CaptureStderr();
-    EXPECT_TRUE((rank == 0 ? first : second).wait_for_world(2, seconds(10)).ok());
+    EXPECT_TRUE((rank == 0 ? first : second).wait_for_world(2, long_enough).ok());
     return ::testing::internal::GetCapturedStderr();
   };
   for (const int rank : {0, 1}) {

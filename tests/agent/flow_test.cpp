@@ -111,13 +111,13 @@ TEST_F(Flow, AWaiterWakesTheOneWhoseBufferLandsInItsPull) {
   }));
   std::atomic<bool> ended{false};
   std::thread first([&] {
-    EXPECT_TRUE(call_sync(*a, "b", "give", {}, within(seconds(20))).ok());
+    EXPECT_TRUE(call_sync(*a, "b", "give", {}, within(long_enough)).ok());
     ended = true;
   });
   EXPECT_TRUE(eventually([&] { return landings->pulls == 1; }));
   std::this_thread::sleep_for(milliseconds(200));  // so that the thread sleeps
-  EXPECT_TRUE(call_sync(*a, "b", "give", {}, within(seconds(20))).ok());
-  EXPECT_TRUE(eventually([&] { return ended.load(); }, seconds(30)));
+  EXPECT_TRUE(call_sync(*a, "b", "give", {}, within(long_enough)).ok());
+  EXPECT_TRUE(eventually([&] { return ended.load(); }));
   first.join();
 }
 
@@ -128,9 +128,9 @@ TEST_F(Flow, AWaiterEndsWithItsCallIfTheProcessHasNoDescriptorToSpare) {
   std::vector<Reply> kept;  // no answer comes, which would wake the waiter
   b->serve("keep", [&](const Request&, Reply reply) { kept.push_back(std::move(reply)); });
   std::atomic<bool> linked{false}, ended{false};
-  a->call("b", "echo", {}, within(seconds(10))).on_done([&](const Result<Received>&) { linked = true; });
+  a->call("b", "echo", {}, within(long_enough)).on_done([&](const Result<Received>&) { linked = true; });
   ASSERT_TRUE(eventually([&] { return linked.load(); }));
-  auto call = a->call("b", "keep", {}, within(seconds(20)));
+  auto call = a->call("b", "keep", {}, within(long_enough));
   ASSERT_TRUE(eventually([&] { return b->in_flight().second == 1; }));
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -143,7 +143,7 @@ TEST_F(Flow, AWaiterEndsWithItsCallIfTheProcessHasNoDescriptorToSpare) {
   });
   std::this_thread::sleep_for(milliseconds(200));  // so that the thread sleeps
   call.cancel();
-  EXPECT_TRUE(eventually([&] { return ended.load(); }, seconds(30)));
+  EXPECT_TRUE(eventually([&] { return ended.load(); }));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   waiter.join();
 }
@@ -176,7 +176,7 @@ TEST_F(Flow, ASenderResumesWhenThePeerHasReadAndSmallCallsNeverWait) {
   auto peer = lazy.accept();
   std::atomic<bool> admitted{false};
   std::thread sender([&] {
-    (void)a->call("lazy", "f", large(80'000), within(seconds(20)));
+    (void)a->call("lazy", "f", large(80'000), within(long_enough));
     admitted = true;
   });
   std::this_thread::sleep_for(milliseconds(50));
@@ -198,11 +198,9 @@ TEST_F(Flow, ASenderAtTheBoundFailsWhenThePeerEnds) {
     std::this_thread::sleep_for(milliseconds(50));
     peer.reset();
   });
-  const Since since;
-  auto second = a->call("lazy", "f", large(200'000), within(seconds(20)));
+  auto second = a->call("lazy", "f", large(200'000), within(long_enough));
   EXPECT_TRUE(second.wait());
   EXPECT_EQ(second.take().status().code(), Code::connection_lost);
-  EXPECT_LT(since.passed(), seconds(5));
   closer.join();
 }
 
@@ -244,7 +242,7 @@ TEST_F(Flow, TwoAgentsThatFloodEachOtherWithNestedCallsDoNotDeadlock) {
         for (int i = 0; i < 5; ++i) {
           auto message = large(300'000);
           message.payload = bytes_of("4");
-          const auto reply = call_sync(from, t % 2 == 0 ? "b" : "a", "nest", std::move(message), within(seconds(30)));
+          const auto reply = call_sync(from, t % 2 == 0 ? "b" : "a", "nest", std::move(message), within(long_enough));
           EXPECT_TRUE(reply.ok()) << reply.status().text();
           if (reply.ok()) ++good;
         }
@@ -273,7 +271,7 @@ TEST_F(Flow, ACallDoesNotWaitBehindALargeTensor) {
     ASSERT_TRUE(request.ok());
     (void)peer.connection.read_bytes(100'000);
     ASSERT_TRUE(peer.connection.write(reply_frame(request->header.call)).ok());
-    EXPECT_TRUE(light.wait(Clock().now() + seconds(30)));
+    EXPECT_TRUE(light.wait(Clock().now() + long_enough));
   }
   EXPECT_FALSE(heavy.done());
 }
@@ -287,7 +285,7 @@ TEST_F(Flow, APeerThatReadsNothingDoesNotDelayOthers) {
   for (int i = 0; i < 50; ++i) calls.push_back(a->call("stuck", "f", large(200'000)));
   auto peer = stuck.accept();
   for (int i = 0; i < 200; ++i) {
-    const auto reply = call_sync(*a, "b", "echo", large(100'000), within(seconds(30)));
+    const auto reply = call_sync(*a, "b", "echo", large(100'000), within(long_enough));
     ASSERT_TRUE(reply.ok()) << reply.status().text();
   }
 }
@@ -330,7 +328,7 @@ TEST_F(Flow, HandlersAtTheLimitStillReachNewPeersAndGetTheirReplies) {
     eventually([&] { return inside >= 3; });
     std::atomic<bool> completed{false};
     b->call("c", "echo", large(100'000)).on_done([&](const Result<Received>&) { completed = true; });
-    const auto answer = call_sync(*b, "c", "echo", large(300'000), within(seconds(10)));
+    const auto answer = call_sync(*b, "c", "echo", large(300'000), within(long_enough));
     if (!answer.ok() || !eventually([&] { return completed.load(); })) return reply.fail({Code::internal, "stuck"});
     reply.send({});
   });

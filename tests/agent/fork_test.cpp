@@ -79,7 +79,7 @@ TEST_P(Forks, CallsUnderWayEndInAChildAndContinueInTheParent) {
   std::atomic<bool> open{false};
   b->serve("wait", [&](const Request&, Reply reply) {
     // Longer than in_child() takes, which forks up to four times.
-    eventually([&] { return open.load(); }, std::chrono::seconds(60));
+    eventually([&] { return open.load(); });
     reply.send(message_of("done"));
   });
   auto waited = a->call("b", "wait", {});

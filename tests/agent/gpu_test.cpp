@@ -82,7 +82,7 @@ TEST_F(OnGpu, CallsUnderWayEndWithTheAgentAndReleaseTheirMemory) {
     }
     if (i % 2 == 0) (void)calls[0].wait();
     (i % 4 < 2 ? a : b)->leave();
-    for (auto& call : calls) EXPECT_TRUE(call.wait(Clock().now() + seconds(20)));
+    for (auto& call : calls) EXPECT_TRUE(call.wait(Clock().now() + long_enough));
     a->leave();
     b->leave();
     calls.clear();

@@ -70,7 +70,7 @@ TEST(GpuVisibility, TheFirstTensorBetweenProcessesThatSeeDifferentGpusArrives) {
     message.destinations = {{gpu}};
     auto reply = Result<Received>(Status(Code::not_found, ""));
     eventually([&] {  // until the child has joined
-      reply = call_sync(*a, "b", "echo", message, within(seconds(30)));
+      reply = call_sync(*a, "b", "echo", message, within(long_enough));
       return reply.status().code() != Code::not_found;
     });
     ASSERT_TRUE(reply.ok()) << reply.status().text();

@@ -205,7 +205,7 @@ TEST(WithoutMemory, AReaderEndsTheLinkAndTheNextOneGoesOn) {
   serve_echo(*target);
   ASSERT_TRUE(call_sync(*caller, "target", "echo", large(50'000)).ok());
   memory->throws = true;
-  const auto failed = call_sync(*caller, "target", "echo", large(50'000), within(seconds(20)));
+  const auto failed = call_sync(*caller, "target", "echo", large(50'000), within(long_enough));
   EXPECT_FALSE(failed.ok());
   memory->throws = false;
   EXPECT_TRUE(eventually([&] { return call_sync(*caller, "target", "echo", large(50'000)).ok(); }));

@@ -57,7 +57,7 @@ class Keys : public ::testing::Test {
     return RawAgent::join(options).status();
   }
   static Status call(RawAgent& from, const std::string& to, bool patient = false) {
-    auto options = within(std::chrono::seconds(5));
+    auto options = within(long_enough);
     options.wait_for_ready = patient;
     return call_sync(from, to, "echo", message_of("x"), options).status();
   }
@@ -89,12 +89,10 @@ TEST_F(Keys, AnAgentWithAnotherKeyOrNoneIsNotReached) {
     const auto a = join_with("a", key(our_key)), b = join_with("b", other);
     serve_echo(*a);
     serve_echo(*b);
-    const Since since;
     for (const bool patient : {false, true}) {
       const auto status = call(*a, "b", patient);
       EXPECT_EQ(status.code(), Code::unauthenticated) << status.text();
     }
-    EXPECT_LT(since.passed(), std::chrono::seconds(2)) << "at once, also by a call that would wait for it";
     const auto back = call(*b, "a");
     EXPECT_EQ(back.code(), Code::unauthenticated) << back.text();
     EXPECT_EQ(b->counters().calls_served + a->counters().calls_served, 0U);
@@ -110,7 +108,7 @@ TEST_F(Keys, ACallWaitsForItsPeerWhileAnotherAgentHasItsPort) {
   record.tcp_addresses = record_of(elsewhere, "stranger", *Key::from_text(another_key)).tcp_addresses;
   ASSERT_TRUE(Directory(store, "tensorferry", {}).join(record, [](const Record&) { return false; }).ok());
 
-  auto options = within(std::chrono::seconds(20));
+  auto options = within(long_enough);
   options.wait_for_ready = true;
   auto waits = a->call("b", "echo", message_of("x"), options);
   const auto status = call(*a, "b");
@@ -119,7 +117,7 @@ TEST_F(Keys, ACallWaitsForItsPeerWhileAnotherAgentHasItsPort) {
   const auto b = create(store, "b", {"tcp", ""});
   serve_echo(*b);
   ASSERT_TRUE(b->announce().ok());
-  ASSERT_TRUE(waits.wait(Clock().now() + std::chrono::seconds(10)));
+  ASSERT_TRUE(waits.wait(Clock().now() + long_enough));
   const auto reply = waits.take();
   EXPECT_TRUE(reply.ok()) << reply.status().text();
   EXPECT_EQ(stranger->counters().calls_served, 0U);
@@ -172,8 +170,7 @@ TEST_F(Keys, TheSameUserOnOneHostNeedsNoKey) {
   ASSERT_TRUE(record.ok());
   auto stranger = raw_connect(*record, true);
   const Key none;
-  EXPECT_TRUE(
-      handshake_as_dialler(stranger.fd(), raw_terms(none, false), deadline_after(std::chrono::seconds(5))).ok());
+  EXPECT_TRUE(handshake_as_dialler(stranger.fd(), raw_terms(none, false), deadline_after(long_enough)).ok());
 }
 
 TEST_F(Keys, ListeningBeyondLoopbackNeedsAConfiguredKey) {

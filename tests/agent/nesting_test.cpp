@@ -136,7 +136,7 @@ TEST_P(Nesting, AHandlerMayWaitForAnotherRequestOutsideACall) {
   });
   std::vector<Call> waiting;
   for (int i = 0; i < 40; ++i) waiting.push_back(agents[0]->call("agent1", "wait", {}, within(seconds(60))));
-  for (int i = 0; i < 40; ++i) ASSERT_TRUE(call_sync(*agents[0], "agent1", "signal", {}, within(seconds(20))).ok());
+  for (int i = 0; i < 40; ++i) ASSERT_TRUE(call_sync(*agents[0], "agent1", "signal", {}, within(long_enough)).ok());
   for (auto& call : waiting) {
     ASSERT_TRUE(call.wait());
     EXPECT_TRUE(call.take().ok());

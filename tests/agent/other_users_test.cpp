@@ -37,10 +37,10 @@ int as_stranger(Life life) {
 /// not.
 int accept_as_stranger(const TcpListener& listener, const std::string& purpose) {
   return as_stranger([&] {
-    if (!wait_for_socket(listener.socket.get(), POLLIN, deadline_after(seconds(10))).ok()) return 2;
+    if (!wait_for_socket(listener.socket.get(), POLLIN, deadline_after(long_enough)).ok()) return 2;
     const FileDescriptor socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
     const Terms terms{.demands_proof = false, .purpose = purpose};
-    return handshake_as_acceptor(socket.get(), terms, deadline_after(seconds(5))).ok() ? 1 : 0;
+    return handshake_as_acceptor(socket.get(), terms, deadline_after(long_enough)).ok() ? 1 : 0;
   });
 }
 
@@ -54,7 +54,7 @@ class OtherUsers : public ::testing::Test {
 
 FileDescriptor connected_to(std::uint16_t port) {
   auto socket = start_connect_tcp("127.0.0.1", port);
-  if (!socket.ok() || !wait_for_socket(socket->get(), POLLOUT, deadline_after(seconds(5))).ok()) return {};
+  if (!socket.ok() || !wait_for_socket(socket->get(), POLLOUT, deadline_after(long_enough)).ok()) return {};
   return std::move(*socket);
 }
 
@@ -67,7 +67,7 @@ TEST_F(OtherUsers, GetInNeitherByTcpNorByAUnixSocketIfAnAgentHasNoKey) {
                 auto socket = by_unix ? std::move(*connect_unix(record.unix_address)) : connected_to(port);
                 if (!socket) return 2;
                 const Terms terms{.demands_proof = false, .purpose = "link"};
-                return handshake_as_dialler(socket.get(), terms, deadline_after(seconds(5))).ok() ? 1 : 0;
+                return handshake_as_dialler(socket.get(), terms, deadline_after(long_enough)).ok() ? 1 : 0;
               }),
               0)
         << (by_unix ? "unix" : "tcp");
@@ -83,7 +83,7 @@ TEST_F(OtherUsers, ThatTakeAnAgentsPlaceAreNotCalled) {
   record.tcp_addresses = {join_host_port("127.0.0.1", listener->port)};
   Directory directory(store, "tensorferry", {});
   ASSERT_TRUE(directory.join(record, [](const Record&) { return false; }).ok());
-  auto call = caller->call("taken", "f", {}, within(seconds(20)));
+  auto call = caller->call("taken", "f", {}, within(long_enough));
   EXPECT_EQ(accept_as_stranger(*listener, "link"), 0);
   ASSERT_TRUE(call.wait());
   const auto reply = call.take();
@@ -95,7 +95,7 @@ TEST_F(OtherUsers, AreNotServedByAStoreWithoutAKey) {
   EXPECT_EQ(as_stranger([&] {
               const auto socket = connected_to(server->port());
               const Terms terms{.demands_proof = false, .purpose = "store"};
-              return handshake_as_dialler(socket.get(), terms, deadline_after(seconds(5))).ok() ? 1 : 0;
+              return handshake_as_dialler(socket.get(), terms, deadline_after(long_enough)).ok() ? 1 : 0;
             }),
             0);
 }
@@ -103,7 +103,7 @@ TEST_F(OtherUsers, AreNotServedByAStoreWithoutAKey) {
 // The kernel prints uid 0 for a socket that its process has closed.
 TEST_F(OtherUsers, WriteNothingToAStoreWithoutAKeyByClosingAtOnce) {
   const auto server = *TcpStoreServer::listen("127.0.0.1", 0, "");
-  const auto honest = *connect_tcp_store("127.0.0.1", server->port(), "", seconds(10));
+  const auto honest = *connect_tcp_store("127.0.0.1", server->port(), "", long_enough);
   EXPECT_EQ(as_stranger([&] {
               const Terms terms{.demands_proof = false, .purpose = "store"};
               const auto request =
@@ -115,7 +115,7 @@ TEST_F(OtherUsers, WriteNothingToAStoreWithoutAKeyByClosingAtOnce) {
                 all.resize(all.size() + sizeof(Digest));
                 all.insert(all.end(), request.begin(), request.end());
                 all.resize(70'000, std::byte{0xff});  // more than a segment, so the kernel acknowledges the end at once
-                (void)write_all(socket.get(), all, deadline_after(seconds(5)));
+                (void)write_all(socket.get(), all, deadline_after(long_enough));
               }
               return 0;
             }),
@@ -128,7 +128,7 @@ TEST_F(OtherUsers, ThatServeTheStoreAtTheMeetingPointAreNotUsed) {
   const auto listener = listen_tcp("127.0.0.1", {});
   ASSERT_TRUE(listener.ok());
   std::thread client([&] {
-    const auto found = connect_tcp_store("127.0.0.1", listener->port, "", seconds(20));
+    const auto found = connect_tcp_store("127.0.0.1", listener->port, "", long_enough);
     EXPECT_EQ(found.status().code(), Code::unauthenticated);
     EXPECT_THAT(found.status().text(), HasSubstr("a process of uid 12345 is at the other end"));
   });
@@ -140,7 +140,7 @@ TEST_F(OtherUsers, ThatServeTheStoreAtTheMeetingPointAreNotUsed) {
 Result<RawConnection> dial_with_a_lie(const std::string& address, wire::Hello::Purpose purpose) {
   RawConnection connection(std::move(*connect_unix(address)));
   const auto key = *Key::from_text(shared_key);
-  const auto agreed = handshake_as_dialler(connection.fd(), raw_terms(key, true), deadline_after(seconds(5)));
+  const auto agreed = handshake_as_dialler(connection.fd(), raw_terms(key, true), deadline_after(long_enough));
   if (!agreed) return agreed.status();
   if (const auto theirs = connection.read(wire::Kind::hello); !theirs) return theirs.status();
   auto hello = raw_hello("liar");

@@ -17,9 +17,12 @@
 
 namespace tensorferry::testing {
 
+/// How long a test waits for what must happen: longer than a busy machine, or ThreadSanitizer, holds a process up.
+inline constexpr std::chrono::seconds long_enough{60};
+
 /// Returns whether `holds` becomes true in time. Polls it every millisecond.
 template <class Condition>
-bool eventually(const Condition& holds, std::chrono::milliseconds within = std::chrono::seconds(10)) {
+bool eventually(const Condition& holds, std::chrono::milliseconds within = long_enough) {
   const auto until = std::chrono::steady_clock::now() + within;
   while (!holds()) {
     if (std::chrono::steady_clock::now() >= until) return holds();

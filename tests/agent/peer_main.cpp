@@ -137,8 +137,7 @@ void serve_endings(RawAgent& agent) {
 
 std::shared_ptr<Store> store_at(const std::string& place) {
   if (place.front() == '/') return std::make_shared<testing::FolderStore>(place);
-  auto store =
-      connect_tcp_store("127.0.0.1", static_cast<std::uint16_t>(std::stoi(place)), "", std::chrono::seconds(10));
+  auto store = connect_tcp_store("127.0.0.1", static_cast<std::uint16_t>(std::stoi(place)), "", testing::long_enough);
   return store ? std::shared_ptr<Store>(*store) : nullptr;
 }
 

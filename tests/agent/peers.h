@@ -38,7 +38,7 @@ class Peer {
     }
     ::close(pipe[1]);
     Bytes ready(6);
-    const auto status = read_exactly(pipe[0], ready, deadline_after(std::chrono::seconds(20)));
+    const auto status = read_exactly(pipe[0], ready, deadline_after(long_enough));
     EXPECT_TRUE(status.ok()) << name << ": " << status.text();
     ::close(pipe[0]);
   }
@@ -72,7 +72,7 @@ class PeerTest : public ::testing::TestWithParam<Ways> {
     return std::make_unique<Peer>(server->port(), name, GetParam(), heartbeat_ms);
   }
   std::shared_ptr<RawAgent> join_as(const std::string& name, const std::function<void(RawAgentOptions&)>& change = {}) {
-    auto store = connect_tcp_store("127.0.0.1", server->port(), "", std::chrono::seconds(10));
+    auto store = connect_tcp_store("127.0.0.1", server->port(), "", long_enough);
     EXPECT_TRUE(store.ok());
     return join(*store, name, GetParam(), change);
   }

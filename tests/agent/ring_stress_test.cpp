@@ -58,7 +58,7 @@ class RingStress : public ::testing::TestWithParam<Placement> {
  protected:
   /// Calls in one of the ways of programs, chosen at random. Counts the calls with a wrong result.
   void call_somehow(RawAgent& from, const std::string& to, std::mt19937& random) {
-    const auto options = within(seconds(30));
+    const auto options = within(long_enough);
     const auto text = std::to_string(random());
     const auto expect = [&](Result<Received> reply) {
       ++calls;
@@ -132,7 +132,7 @@ TEST_P(RingStress, NoCallNeedsItsDeadline) {
     });
     agent->serve("nested", [agent, other](Request request, Reply reply) {
       auto answer =
-          call_sync(*agent, other, "echo", {std::move(request.arguments.payload), {}, {}, {}}, within(seconds(30)));
+          call_sync(*agent, other, "echo", {std::move(request.arguments.payload), {}, {}, {}}, within(long_enough));
       if (!answer.ok()) return reply.fail(answer.status());
       reply.send({std::move(answer->payload), {}, {}, {}});
     });

@@ -14,6 +14,7 @@
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
 #include "tests/agent/raw_peer.h"
+#include "tests/base/manual_clock.h"
 #include "tests/channels/shm_maps.h"
 
 namespace tensorferry {
@@ -70,7 +71,7 @@ class Calls : public ::testing::TestWithParam<Ways> {
   void TearDown() override {
     open = true;
     // The handlers read `open`, and leave() waits for them for a second only.
-    EXPECT_TRUE(!blocks || eventually([&] { return b->in_flight().second == 0; }, seconds(60)));
+    EXPECT_TRUE(!blocks || eventually([&] { return b->in_flight().second == 0; }));
   }
 };
 
@@ -110,7 +111,6 @@ TEST_P(Calls, ThatExpireFailAtBothEnds) {
     EXPECT_EQ(late.status().code(), Code::deadline_exceeded);
     EXPECT_THAT(what(late.status()), HasSubstr("\"wait\" on \"b\": no answer in 0.1 s"));
     EXPECT_GE(since.passed(), milliseconds(100));
-    EXPECT_LT(since.passed(), seconds(5));
   }
   EXPECT_GE(began, 1);
   EXPECT_TRUE(eventually([&] { return expired == began; }));
@@ -157,7 +157,7 @@ TEST_P(Calls, IgnoreTheLateReplyOfAnotherCall) {
     auto message = message_of("x");
     message.buffers = {patterned(10'000)};
     (void)call_sync(*a, "b", "late", message, within(milliseconds(5 + i % 15)));
-    auto options = within(seconds(10));
+    auto options = within(long_enough);
     options.into = {patterned(10'000, 200)};
     message.payload = bytes_of(std::to_string(i));
     message.buffers = {patterned(10'000, static_cast<unsigned>(i + 5))};
@@ -174,7 +174,7 @@ TEST_P(Calls, ThatAreCancelledFailAtTheCallerAndAreReportedAtTheCallee) {
   std::atomic<int> started{0}, seen{0};
   b->serve("wait", [&](const Request&, Reply reply) {
     ++started;
-    seen += eventually([&] { return reply.cancelled(); }, seconds(30)) ? 1 : 100;
+    seen += eventually([&] { return reply.cancelled(); }) ? 1 : 100;
     auto message = message_of("nobody wants it");
     message.buffers = {patterned(8 << 20)};
     reply.send(message);
@@ -402,12 +402,10 @@ TEST_P(Calls, StopWaitingAtASignal) {
     });
   }
   ASSERT_TRUE(eventually([&] { return waiting == 3; }));
-  const Since since;
   ASSERT_TRUE(eventually([&] {
     for (auto& thread : threads) ::pthread_kill(thread.native_handle(), SIGUSR1);
     return stopped == 3;
   }));
-  EXPECT_LT(since.passed(), seconds(5));
   for (auto& thread : threads) thread.join();
   open = true;
   for (auto& call : calls) {
@@ -509,7 +507,7 @@ TEST_P(Calls, OfManyWaitingThreadsNeedNoOtherReader) {
   for (int t = 0; t < 16; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < rounds(20'000); ++i) {
-        const auto reply = call_sync(*a, "b", "echo", message_of("x"), within(seconds(30)));
+        const auto reply = call_sync(*a, "b", "echo", message_of("x"), within(long_enough));
         if (!reply.ok()) ++late;
       }
     });
@@ -543,12 +541,12 @@ TEST(SlowReply, IntoTheCallersMemoryHoldsTheCallUntilTheLastWrite) {
     EXPECT_FALSE(call.done());
     if (completes) {
       ASSERT_TRUE(peer.connection.write(ByteView(sent.data + 50'000, 50'000)).ok());
-      ASSERT_TRUE(call.wait(Clock().now() + seconds(30)));
+      ASSERT_TRUE(call.wait(Clock().now() + long_enough));
       EXPECT_TRUE(call.take().ok());
       EXPECT_TRUE(same_bytes(options.into[0], sent));
     }
     peer.connection.close();
-    ASSERT_TRUE(call.wait(Clock().now() + seconds(30)));
+    ASSERT_TRUE(call.wait(Clock().now() + long_enough));
     if (!completes) {
       EXPECT_EQ(call.take().status().code(), Code::connection_lost);
     }
@@ -588,20 +586,22 @@ TEST(CancelledCalls, ReleaseTheBuffersOfRepliesThatHaveCome) {
 
 TEST(SlowReply, OfAnExpiredCallIsReadAndDropped) {
   const auto store = std::make_shared<MemoryStore>();
-  const auto a = join(store, "a");
+  const auto time = ManualClock::make();
+  const auto a = join(store, "a", {}, [&](RawAgentOptions& options) { options.surroundings.clock = time->clock(); });
   RawPeer slow(store, "slow");
   const auto sent = patterned(100'000, 5);
   auto call = a->call("slow", "f", {}, within(seconds(1)));
   auto peer = slow.accept();
   const auto request = peer.connection.read(wire::Kind::request);
   ASSERT_TRUE(request.ok());
+  time->advance(seconds(1));
   ASSERT_TRUE(call.wait());
   EXPECT_EQ(call.take().status().code(), Code::deadline_exceeded);
   EXPECT_EQ(peer.connection.read(wire::Kind::cancel)->header.call, request->header.call);
   const auto late = reply_frame(request->header.call, record_frame(sent.bytes, appended_ticket), 1, sent.bytes);
   ASSERT_TRUE(peer.connection.write(late).ok());
   ASSERT_TRUE(peer.connection.write(ByteView(sent.data, sent.bytes)).ok());
-  auto next = a->call("slow", "g", {}, within(seconds(10)));
+  auto next = a->call("slow", "g", {}, within(long_enough));
   const auto second = peer.connection.read(wire::Kind::request);
   ASSERT_TRUE(second.ok());
   EXPECT_NE(second->header.call, request->header.call);
@@ -639,7 +639,7 @@ TEST(Waiters, ThatLeaveWhenTheyAreCalledToReadHandOver) {
         [&] { (void)second.wait(began + usual + std::chrono::microseconds(static_cast<int>(random() % 200) - 150)); });
     std::this_thread::sleep_for(std::chrono::microseconds(100));
     auto third = sleep(1000);
-    EXPECT_TRUE(third.wait(Clock().now() + seconds(10))) << "no thread reads";
+    EXPECT_TRUE(third.wait(Clock().now() + long_enough)) << "no thread reads";
     reads.join();
     leaves.join();
     usual += (answered - began - usual) / 4;
@@ -660,9 +660,9 @@ TEST(Links, ThatEndWhileTheirRingsAreMadeLeakNoMemory) {
     b->serve("hang", [](const Request&, Reply reply) {
       while (!reply.cancelled()) std::this_thread::sleep_for(milliseconds(1));
     });
-    ASSERT_TRUE(call_sync(*b, "a", "echo", {}, within(seconds(10))).ok());
+    ASSERT_TRUE(call_sync(*b, "a", "echo", {}, within(long_enough)).ok());
     // This thread reads that the ring was accepted while the pool reads that b has left.
-    auto hangs = a->call("b", "hang", {}, within(seconds(10)));
+    auto hangs = a->call("b", "hang", {}, within(long_enough));
     std::thread leaves([&, after = std::chrono::microseconds(random() % 1500)] {
       std::this_thread::sleep_for(after);
       b->leave();
@@ -703,7 +703,7 @@ TEST(SlowExecutors, AreKeptBetweenCloseRequests) {
   constexpr int calls = 50;
   EXPECT_TRUE(eventually([&] {  // repeated, because a busy machine may delay the caller's next call
     const int before = executor->entered;
-    for (int i = 0; i < calls; ++i) EXPECT_TRUE(call_sync(*a, "b", "nothing", {}, within(seconds(10))).ok());
+    for (int i = 0; i < calls; ++i) EXPECT_TRUE(call_sync(*a, "b", "nothing", {}, within(long_enough)).ok());
     return executor->entered - before < calls / 2;
   }));
 }

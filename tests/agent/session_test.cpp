@@ -52,7 +52,7 @@ class Sessions : public ::testing::TestWithParam<Ways> {
     return agent;
   }
 
-  Status echo(RawAgent& from, const char* to, std::size_t bytes = 0, RawCallOptions options = within(seconds(10))) {
+  Status echo(RawAgent& from, const char* to, std::size_t bytes = 0, RawCallOptions options = within(long_enough)) {
     auto message = message_of("m");
     if (bytes != 0) message.buffers = {patterned(bytes)};
     const auto sent = message.buffers;
@@ -80,10 +80,10 @@ TEST_P(Sessions, OutliveALostConnection) {
 
 TEST_P(Sessions, ACallUnderWayFailsWithItsConnection) {
   const auto a = member("a", GetParam()), b = member("b", GetParam());
-  auto call = a->call("b", "hang", {}, within(seconds(30)));
+  auto call = a->call("b", "hang", {}, within(long_enough));
   ASSERT_TRUE(eventually([&] { return b->in_flight().second == 1; }));
   sever_connections();
-  ASSERT_TRUE(call.wait(Clock().now() + seconds(5)));
+  ASSERT_TRUE(call.wait(Clock().now() + long_enough));
   EXPECT_EQ(call.take().status().code(), Code::connection_lost);
   EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; })) << "the handler is told";
   EXPECT_EQ(deaths, 0);
@@ -142,7 +142,7 @@ TEST(SessionsWithAHandMadePeer, GoOnInTheLinkThatReplacesAnOldOne) {
   auto second = raw_dial(store, "a", hello);
   EXPECT_TRUE(second.ended());
   peer.stop_listening();
-  auto call = a->call("peer", "f", message_of("m"), within(seconds(20)));
+  auto call = a->call("peer", "f", message_of("m"), within(long_enough));
   EXPECT_FALSE(call.wait(Clock().now() + Milliseconds(500))) << "a call that was not sent waits for the session";
 }
 
@@ -168,7 +168,7 @@ class TwoLinksOfAPeer : public ::testing::Test {
   const std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
   const std::shared_ptr<RawAgent> a = join(store, "a", {"unix", "basic"});
   RawPeer peer{store, "peer", hello_of(0)};
-  Call call = a->call("peer", "f", message_of("m"), within(seconds(20)));
+  Call call = a->call("peer", "f", message_of("m"), within(long_enough));
   std::optional<RawPeer::Accepted> called;
 };
 
@@ -187,7 +187,7 @@ TEST_F(TwoLinksOfAPeer, DoNotJoinOneOfThisAgent) {
   ASSERT_TRUE(dialled.write(request_frame(1, "nothing")).ok());
   ASSERT_TRUE(dialled.read(wire::Kind::reply).ok()) << "which link of the peer was called is not known yet";
   say_link();
-  ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
+  ASSERT_TRUE(call.wait(Clock().now() + long_enough));
   const auto status = call.take().status();
   EXPECT_EQ(status.code(), Code::connection_lost);
   EXPECT_THAT(std::string(status.what()), HasSubstr("of two links"));

@@ -125,7 +125,7 @@ TEST_P(SharingCalls, SharedBuffersDoNotCountAsInFlight) {
   a = join(store, "a2", GetParam(), [](RawAgentOptions& options) { options.max_bytes_in_flight = 1000; });
   std::vector<Call> calls;
   const auto mine = region_of(1 << 20, std::byte{1});
-  for (int i = 0; i < 20; ++i) calls.push_back(a->call("b", "write", sharing({mine}), within(seconds(20))));
+  for (int i = 0; i < 20; ++i) calls.push_back(a->call("b", "write", sharing({mine}), within(long_enough)));
   for (auto& call : calls) {
     ASSERT_TRUE(call.wait());
     EXPECT_TRUE(call.take().ok());
@@ -140,7 +140,7 @@ TEST(Sharing, FailsIfNoChannelShares) {
   const auto a = join(store, "a", {"tcp", "shm,basic"}), b = join(store, "b", {"tcp", "shm,basic"});
   serve_echo(*b);
   for (int i = 0; i < 2; ++i) {
-    const auto reply = call_sync(*a, "b", "echo", sharing({region_of(100, std::byte{1})}), within(seconds(20)));
+    const auto reply = call_sync(*a, "b", "echo", sharing({region_of(100, std::byte{1})}), within(long_enough));
     ASSERT_EQ(reply.status().code(), Code::channel_unavailable) << reply.status().text();
     const std::string what(reply.status().what());
     EXPECT_THAT(what, HasSubstr("shares memory without a copy, cpu -> b cpu"));
@@ -174,7 +174,7 @@ TEST(Sharing, ACallThatWaitsForAProbeEndsAtItsDeadlineOrWithTheLink) {
   auto waiting = a->call("b", "echo", sharing({region_of(100, std::byte{1})}), within(seconds(60)));
   ASSERT_TRUE(call_sync(*a, "b", "echo", message_of("values go on")).ok());
   b->leave();
-  ASSERT_TRUE(waiting.wait(Clock().now() + seconds(20)));
+  ASSERT_TRUE(waiting.wait(Clock().now() + long_enough));
   EXPECT_EQ(waiting.take().status().code(), Code::connection_lost);
 }
 

@@ -142,25 +142,22 @@ class TimedOut : public ::testing::TestWithParam<Ways> {
   void serve_blocked() {
     b->serve("blocked", [this](const Request&, Reply reply) {
       ++inside;
-      while (!open) std::this_thread::sleep_for(milliseconds(1));
+      while (!open && !reply.cancelled()) std::this_thread::sleep_for(milliseconds(1));
       reply.send({});
     });
   }
-  /// Returns whether the error of a call that timed out tells how far the call had come. It does not if the callee got
-  /// no core in time to say so: then a test makes another call, three at most.
-  static bool is_heard(const std::string& text) {
-    return !text.empty() && text.find("not known to have been received") == std::string::npos;
-  }
-  /// Returns the error of a call that times out, which is_heard(), or of the third one.
-  std::string text_of(std::string_view function, const RawCallOptions& options) {
+  /// How often a test makes a call that shall time out in a given state. One of the two may get no core in time to send
+  /// the call, to begin it, or to say how far it has come.
+  static constexpr int attempts = 20;
+  /// Returns the error of a call that times out and tells `wanted`, a regular expression, or of the last attempt.
+  std::string text_of(std::string_view function, const RawCallOptions& options, const std::string& wanted) {
     std::string text;
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < attempts && !::testing::Matches(ContainsRegex(wanted))(text); ++i) {
       const Since since;
       const auto reply = call_sync(*a, "b", function, {}, options);
       took = since.passed();
       EXPECT_EQ(reply.status().code(), Code::deadline_exceeded);
       text = std::string(reply.status().what());
-      if (is_heard(text)) break;
     }
     return text;
   }
@@ -173,7 +170,7 @@ class TimedOut : public ::testing::TestWithParam<Ways> {
   void TearDown() override {
     open = true;
     // The handlers read `open`, and leave() waits for them for a second only.
-    EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; }, seconds(60)));
+    EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; }));
   }
 };
 
@@ -183,12 +180,12 @@ INSTANTIATE_TEST_SUITE_P(Over, TimedOut,
 
 TEST_P(TimedOut, CallsTellThatTheyRun) {
   serve_blocked();
-  EXPECT_THAT(
-      text_of("blocked", within(milliseconds(900))),
-      ContainsRegex("^\"blocked\" on \"b\": no answer in 0.9 s; received there after [0-9.]+ m?s, started after "
-                    "[0-9.]+ m?s, still running. Raise timeout= or the deadline around the call$"));
+  const std::string wanted =
+      "^\"blocked\" on \"b\": no answer in 0.9 s; received there after [0-9.]+ m?s, started after [0-9.]+ m?s, still "
+      "running. Raise timeout= or the deadline around the call$";
+  EXPECT_THAT(text_of("blocked", within(milliseconds(900)), wanted), ContainsRegex(wanted));
   EXPECT_GE(took, milliseconds(900));
-  EXPECT_LT(took, seconds(9)) << "the question how far the call has come must not delay its end";
+  EXPECT_LT(took, long_enough) << "the question how far the call has come must not delay its end";
 }
 
 TEST_P(TimedOut, CallsWithoutAWaiterTellThatTheyRun) {
@@ -201,7 +198,7 @@ TEST_P(TimedOut, CallsWithoutAWaiterTellThatTheyRun) {
     });
     return told->get_future().get();
   };
-  for (int i = 0; i < 3 && !is_heard(text); ++i) text = tell();
+  for (int i = 0; i < attempts && text.find("still running") == std::string::npos; ++i) text = tell();
   EXPECT_THAT(text, HasSubstr("still running"));
 }
 
@@ -210,9 +207,10 @@ TEST_P(TimedOut, CallsTellThatAllHandlersWereBusy) {
   std::vector<Call> calls;
   for (int i = 0; i < 3; ++i) calls.push_back(a->call("b", "blocked", {}));
   ASSERT_TRUE(eventually([&] { return inside == 3; }));
-  EXPECT_THAT(text_of("blocked", within(milliseconds(900))),
-              ContainsRegex("received there after [0-9.]+ m?s, waiting there for a handler \\(3 of 3 handlers are "
-                            "busy\\). Raise timeout= or the deadline around the call, or max_threads on \"b\"$"));
+  const std::string wanted =
+      "received there after [0-9.]+ m?s, waiting there for a handler \\(3 of 3 handlers are busy\\). Raise timeout= or "
+      "the deadline around the call, or max_threads on \"b\"$";
+  EXPECT_THAT(text_of("blocked", within(milliseconds(900)), wanted), ContainsRegex(wanted));
   EXPECT_EQ(inside, 3);
 }
 
@@ -223,7 +221,7 @@ TEST_P(TimedOut, CallsTellThatTheyBeganLate) {
     reply.send({});
   });
   std::string text;
-  for (int i = 0; i < 3 && text.find("started after") == std::string::npos; ++i) {
+  for (int i = 0; i < attempts && text.find("started after") == std::string::npos; ++i) {
     std::vector<Call> ahead;
     for (int each = 0; each < 3; ++each) ahead.push_back(a->call("b", "wait", {}));
     ASSERT_TRUE(eventually([&] { return inside == 3; }));
@@ -231,7 +229,7 @@ TEST_P(TimedOut, CallsTellThatTheyBeganLate) {
     ASSERT_TRUE(eventually([&] { return b->in_flight().second == 4 || late.done(); }));
     std::this_thread::sleep_for(milliseconds(300));
     for (auto& call : ahead) call.cancel();
-    ASSERT_TRUE(late.wait(Clock().now() + seconds(20)));
+    ASSERT_TRUE(late.wait(Clock().now() + long_enough));
     text = std::string(late.take().status().what());
     ASSERT_TRUE(eventually([&] { return b->in_flight().second == 0; }));
     inside = 0;
@@ -244,8 +242,8 @@ TEST_P(TimedOut, CallsTellThatTheyWaitForAnEarlierOneOfTheirOrder) {
   RawCallOptions first, second = within(milliseconds(900));
   first.order = second.order = 7;
   auto ahead = a->call("b", "blocked", {}, first);
-  EXPECT_THAT(text_of("blocked", second),
-              ContainsRegex("received there after [0-9.]+ m?s, waiting there for an earlier call of its order key\\."));
+  const std::string wanted = "received there after [0-9.]+ m?s, waiting there for an earlier call of its order key\\.";
+  EXPECT_THAT(text_of("blocked", second, wanted), ContainsRegex(wanted));
 }
 
 TEST_P(TimedOut, CallsToAnAbsentPeerTellThatTheyWereNotSent) {
@@ -266,7 +264,8 @@ TEST_P(TimedOut, CallsThatAreAnsweredLateAreCountedAtBothEnds) {
     while (!open || !reply.cancelled()) std::this_thread::sleep_for(milliseconds(1));
     reply.send({});
   });
-  EXPECT_THAT(text_of("blocked", within(milliseconds(500))), HasSubstr("no answer in 0.5 s"));
+  const std::string wanted = "no answer in 0.5 s; received there";
+  EXPECT_THAT(text_of("blocked", within(milliseconds(500)), wanted), HasSubstr(wanted));
   ASSERT_GE(inside, 1);
   EXPECT_EQ(b->counters().late_answers, 0U);
   const auto late = static_cast<std::uint64_t>(inside);
@@ -277,7 +276,8 @@ TEST_P(TimedOut, CallsThatAreAnsweredLateAreCountedAtBothEnds) {
     reply.send({});
   });
   ASSERT_TRUE(call_sync(*a, "b", "nap", {}).ok());
-  EXPECT_TRUE(eventually([&] { return a->counters().late_replies == late; }));
+  // An attempt that waited for a handler was answered late too, without running.
+  EXPECT_TRUE(eventually([&] { return a->counters().late_replies >= late; })) << a->counters().late_replies;
   EXPECT_EQ(b->counters().late_answers, late);
 }
 
@@ -307,7 +307,7 @@ INSTANTIATE_TEST_SUITE_P(Over, TimedOutAtAProcess,
 
 TEST_P(TimedOutAtAProcess, CallsToAStoppedPeerTellWhenItWasLastHeardOf) {
   const auto b = start("b");
-  ASSERT_TRUE(me->explain("b").ok());  // waits until the peer has mapped the ring
+  ASSERT_TRUE(eventually([&] { return me->explain("b").ok(); }));  // waits until the peer has mapped the ring
   ASSERT_TRUE(call_sync(*me, "b", "echo", {}).ok());
   b->signal(SIGSTOP);
   std::this_thread::sleep_for(milliseconds(300));

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <openssl/ssl.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include "agent/rendezvous/blocking_io.h"
 #include "agent/transport/socket_port.h"
 #include "tests/agent/certificates.h"
+#include "tests/agent/patience.h"
 
 namespace tensorferry {
 namespace {
@@ -32,7 +34,9 @@ Bytes patterned_bytes(std::size_t count, unsigned seed = 1) {
   return bytes;
 }
 
-Deadline soon() { return deadline_after(seconds(20)); }
+constexpr int long_enough_ms = 60'000;
+
+Deadline soon() { return deadline_after(long_enough); }
 
 /// The two ends of a TCP connection: the dialler's, and the acceptor's.
 std::array<FileDescriptor, 2> connection() {
@@ -67,7 +71,7 @@ std::pair<Status, Status> shake_hands(TlsPort& a, TlsPort& b) {
     Descriptors descriptors;
     pollfd refused{a.descriptor(), POLLIN, 0};
     if (other.get().ok()) return {one, {}};
-    ::poll(&refused, 1, 5000);
+    ::poll(&refused, 1, long_enough_ms);
     EXPECT_EQ(a.read({&part, 1}, descriptors, 0), -1);
     return {a.failure(), b.failure()};
   }
@@ -102,7 +106,7 @@ class TlsPorts : public ::testing::Test {
 TEST_F(TlsPorts, CarryBytesBothWaysThatNobodyOnTheWayCanRead) {
   const std::string secret(1000, 's');
   ASSERT_TRUE(write_all(*a, view_of(secret), soon()).ok());
-  ASSERT_TRUE(is_readable(*b, 5000));
+  ASSERT_TRUE(is_readable(*b, long_enough_ms));
   std::string raw(4000, '\0');
   const auto seen = ::recv(b->descriptor(), raw.data(), raw.size(), MSG_PEEK);
   ASSERT_GT(seen, 1000);
@@ -119,6 +123,11 @@ TEST_F(TlsPorts, CarryBytesBothWaysThatNobodyOnTheWayCanRead) {
 TEST_F(TlsPorts, AreReadableAsLongAsDecryptedBytesWait) {
   const auto sent = patterned_bytes(40'000);  // three records, which one system call receives
   ASSERT_TRUE(write_all(*a, sent, soon()).ok());
+  const auto has_all = [&] {
+    int waiting = 0;
+    return ::ioctl(b->descriptor(), FIONREAD, &waiting) == 0 && static_cast<std::size_t>(waiting) > sent.size();
+  };
+  ASSERT_TRUE(eventually(has_all));
   Bytes got(sent.size());
   std::size_t at = 0;
   for (const std::size_t count : {10UL, 16'374UL, 1UL, 16'383UL, 7'000UL, 231UL}) {
@@ -185,6 +194,7 @@ TEST_F(TlsPorts, TellTheEndOfTheConnection) {
   Bytes got(4);
   ASSERT_TRUE(read_exactly(*b, got, soon()).ok());
   EXPECT_EQ(text_of(got), "last");
+  ASSERT_TRUE(is_readable(*b, long_enough_ms));
   EXPECT_EQ(read_into(*b, got), 0);
   EXPECT_TRUE(b->ended());
 }

@@ -22,8 +22,11 @@ class Transfers : public ::testing::TestWithParam<Ways> {
   Transfers() {
     serve_echo(*a);
     serve_echo(*b);
-    eventually(
-        [&] { return a->explain("b")->channel == GetParam().channels.substr(0, GetParam().channels.find(',')); });
+    const auto first = GetParam().channels.substr(0, GetParam().channels.find(','));
+    eventually([&] {
+      const auto route = a->explain("b");
+      return route.ok() && route->channel == first;
+    });
   }
   /// Sends the buffers there and back by the channel of this test.
   static Status echo(RawAgent& from, const std::string& to, const std::vector<Buffer>& buffers) {
@@ -186,7 +189,7 @@ TEST_P(Transfers, CutOffHalfwayEndEveryCall) {
     std::this_thread::sleep_for(std::chrono::microseconds(round * 977 % 20'000));
     guest->leave();
     for (auto& call : calls) {
-      ASSERT_TRUE(call.wait(Clock().now() + seconds(20)));
+      ASSERT_TRUE(call.wait(Clock().now() + long_enough));
       const auto status = call.take().status();
       EXPECT_TRUE(status.ok() || status.code() == Code::connection_lost || status.code() == Code::not_found)
           << status.text();

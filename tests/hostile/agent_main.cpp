@@ -63,7 +63,7 @@ int be_the_target(const std::string& key) {
   options.prepare = [](Agent& agent) { serve(agent); };
   const auto agent = Agent::join(options);
   Directory directory(options.store, "tensorferry", *Key::from_text(key));
-  const auto record = directory.find("target", std::chrono::seconds(10));
+  const auto record = directory.find("target", std::chrono::seconds(60));
   if (!record) return 1;
   std::cout << store.port() << ' ' << record->unix_address << ' ' << record->tcp_addresses.at(0) << std::endl;
   for (std::string line; std::getline(std::cin, line);) {

@@ -21,9 +21,9 @@ namespace {
 
 using namespace hostile;
 
-/// Begins a link under one of a few names. Waits up to 20 s for an agent that is busy with other handshakes.
+/// Begins a link under one of a few names. Waits a minute at least for an agent that is busy with other handshakes.
 std::unique_ptr<Session> begin(const Target& target, Random& random, Meddler& meddler, Score& score) {
-  for (int attempt = 0; attempt < 2000; ++attempt) {
+  for (int attempt = 0; attempt < 6000; ++attempt) {
     auto session =
         std::make_unique<Session>(target, random, meddler, score, "mallory" + std::to_string(random.below(4)));
     if (session->begin()) return session;

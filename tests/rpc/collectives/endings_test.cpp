@@ -45,7 +45,6 @@ class Endings : public ::testing::TestWithParam<Ending> {
   }
   /// All other ranks must fail, with an error that names the last one.
   void run_and_expect_the_last_to_be_named(const std::function<Status(RawGroup&)>& operation) {
-    const auto begin = Clock().now();
     world->run([&](std::size_t rank, RawGroup& group) {
       const auto status = operation(group);
       ASSERT_FALSE(status.ok()) << "rank " << rank;
@@ -53,7 +52,6 @@ class Endings : public ::testing::TestWithParam<Ending> {
       EXPECT_THAT(status.text(), HasSubstr("rank " + std::to_string(ranks - 1))) << "rank " << rank;
       EXPECT_TRUE(status.code() == Code::connection_lost || status.code() == Code::cancelled) << status.text();
     });
-    EXPECT_LT(Clock().now() - begin, std::chrono::seconds(20));
   }
 
   void leave_within_a_reduction(int step);
@@ -233,8 +231,7 @@ TEST(Groups, AMemberThatJoinsAndGoesNoFurtherIsNamed) {
   join.member.name = "rank1";
   Message message;
   message.payload = encode(collectives::GroupMessage(join));
-  auto joined =
-      world.agents[1]->call("rank0", collectives::group_function, std::move(message), within(std::chrono::seconds(10)));
+  auto joined = world.agents[1]->call("rank0", collectives::group_function, std::move(message), within(long_enough));
   const auto formed = world.services[0]->form(world.names, settings);
   EXPECT_EQ(formed.status().code(), Code::deadline_exceeded);
   EXPECT_THAT(formed.status().text(), HasSubstr("\"rank1\" joined, but was not ready"));
