@@ -170,6 +170,8 @@ class Connections final {
   /// Fails the calls that wait for the connection, except those that may wait longer: all if `may_answer` (the peer may
   /// answer the next attempt), else those with `wait_for_ready`.
   void fail_impatient(const Status& why, bool may_answer);
+  /// Returns whether a thread waits in connect().
+  [[nodiscard]] bool is_awaited() const;
   /// Returns how long the calls with `wait_for_ready` that wait may still wait for the peer; 0: none does.
   [[nodiscard]] Milliseconds patience() const;
   /// Keeps what the current attempt to dial does, or why the last one has failed.

@@ -97,6 +97,11 @@ void Connections::fail_impatient(const Status& why, bool may_answer) {
   for (const auto& unsent : impatient) link_.calls().drop(unsent, named);
 }
 
+bool Connections::is_awaited() const {
+  const std::lock_guard lock(mutex_);
+  return connecting_ != 0;
+}
+
 Milliseconds Connections::patience() const {
   const std::lock_guard lock(mutex_);
   return unsent_.patience(link_.engine().clock.now());

@@ -214,6 +214,7 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
 
 bool Link::unreachable(const Status& why, bool may_answer) {
   connections_.fail_impatient(why, may_answer);
+  if (may_answer && connections_.is_awaited()) return closed();  // a thread waits for as long as it can, as a call does
   return close(why, Loss::connection, true);
 }
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <future>
 #include <thread>
 
 #include "tests/agent/agents.h"
@@ -47,7 +48,7 @@ TEST_F(Accepting, AThousandSilentStrangersDisturbNeitherOldPeersNorNewOnes) {
   const auto record = record_of(store, "server", key);
   std::vector<RawConnection> strangers;
   for (int i = 0; i < 1000; ++i) strangers.push_back(raw_connect(record, false));
-  EXPECT_TRUE(call_sync(*old_peer, "server", "echo", {}, within(seconds(5))).ok());
+  EXPECT_TRUE(call_sync(*old_peer, "server", "echo", {}, within(long_enough)).ok());
   const auto reply = call_sync(*new_peer, "server", "echo", {}, within(seconds(60)));
   EXPECT_TRUE(reply.ok()) << reply.status().text();
 }
@@ -86,7 +87,7 @@ TEST_F(Accepting, AMassStartOverASlowNetworkLosesNoDial) {
   std::vector<Digest> proofs;
   for (auto& [connection, handshake] : dials) {
     std::array<std::byte, DiallerHandshake::answer_bytes> answer{};
-    ASSERT_TRUE(read_exactly(connection.fd(), answer, deadline_after(seconds(10))).ok());
+    ASSERT_TRUE(read_exactly(connection.fd(), answer, deadline_after(long_enough)).ok());
     const auto proof = handshake.answer(answer);
     ASSERT_TRUE(proof.ok()) << proof.status().text();
     proofs.push_back(*proof);
@@ -114,14 +115,32 @@ TEST_F(Accepting, AMassStartOfAgentsLosesNoCall) {
 TEST_F(Accepting, ADiallerThatIsRefusedForNowTriesAgainWithinItsDeadline) {
   const auto a = join(store, "a");
   RawPeer busy(store, "busy");
-  auto call = a->call("busy", "f", {}, within(seconds(20)));
+  auto call = a->call("busy", "f", {}, within(long_enough));
   for (int i = 0; i < 3; ++i) busy.refuse();
   auto peer = busy.accept();
   const auto request = peer.connection.read(wire::Kind::request);
   ASSERT_TRUE(request.ok()) << request.status().text();
   ASSERT_TRUE(peer.connection.write(reply_frame(request->header.call)).ok());
-  EXPECT_TRUE(call.wait(Clock().now() + seconds(10)));
+  EXPECT_TRUE(call.wait(Clock().now() + long_enough));
   EXPECT_TRUE(call.take().ok());
+}
+
+TEST_F(Accepting, AnExplanationGoesOnIfItsPeerRefusesForNow) {
+  const auto time = ManualClock::make();
+  const auto a = join(store, "a", {}, [&](RawAgentOptions& options) { options.surroundings.clock = time->clock(); });
+  RawPeer busy(store, "busy");
+  auto explained = std::async(std::launch::async, [&] { return a->explain("busy"); });
+  auto accepted = std::async(std::launch::async, [&] {
+    busy.refuse();
+    return busy.accept();
+  });
+  EXPECT_TRUE(eventually([&] {
+    time->advance(milliseconds(1));  // attempts to dial have pauses between them
+    return explained.wait_for(seconds(0)) == std::future_status::ready;
+  }));
+  const auto peer = accepted.get();
+  const auto route = explained.get();
+  EXPECT_TRUE(route.ok()) << route.status().text();
 }
 
 // It has asked to be dialled because it could not dial, and then it can.
@@ -130,7 +149,7 @@ TEST_F(Accepting, APeerThatAskedToBeDialledAndDialsTooKeepsItsLink) {
   hello.features = wire::feature::link;
   RawPeer peer(store, "peer", hello);
   const auto b = join(store, "b", {"unix", "basic"});
-  auto call = b->call("peer", "f", {}, within(seconds(20)));
+  auto call = b->call("peer", "f", {}, within(long_enough));
   auto calls = peer.accept();
   const auto request = calls.connection.read(wire::Kind::request);
   ASSERT_TRUE(request.ok()) << request.status().text();
@@ -151,7 +170,7 @@ TEST_F(Accepting, APeerThatAskedToBeDialledAndDialsTooKeepsItsLink) {
   again.link = 5;
   EXPECT_TRUE(raw_dial(store, "b", again).ended()) << "one connection is enough";
   ASSERT_TRUE(calls.connection.write(reply_frame(request->header.call)).ok());
-  ASSERT_TRUE(call.wait(Clock().now() + seconds(10)));
+  ASSERT_TRUE(call.wait(Clock().now() + long_enough));
   const auto reply = call.take();
   EXPECT_TRUE(reply.ok()) << reply.status().text();
 }
