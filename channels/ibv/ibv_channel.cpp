@@ -295,7 +295,9 @@ class IbvChannel final : public Channel {
     const auto card = local->ports[lane.my_port].card;
     auto piece = local->staging->take(bytes, {card});
     if (!piece.ok()) return std::nullopt;
-    fill(*piece, parts, [](std::byte* to, const Buffer& part) { std::memcpy(to, part.data, part.bytes); });
+    fill(*piece, parts, [](std::byte* to, const Buffer& part) {
+      if (part.bytes != 0) std::memcpy(to, part.data, part.bytes);
+    });
     auto written = lane.outbox->write(piece->data, piece->registration->keys(card).local, bytes, piece->owner);
     if (!written) return offer_piece(*piece, bytes, {local, {lane.my_port}, {card}}, released);
     // The copy stays until the peer has the bytes: if the queue pair fails, the peer asks for it (Resends).
@@ -353,7 +355,7 @@ class IbvChannel final : public Channel {
                 consumed = std::move(consumed)](const Status& status, const std::byte* bytes) mutable {
                  if (!status.ok())
                    return end->ask_again(offer, status, std::move(memory), std::move(landed), std::move(consumed));
-                 std::memcpy(memory.data, bytes, memory.bytes);
+                 if (memory.bytes != 0) std::memcpy(memory.data, bytes, memory.bytes);
                  memory = {};
                  complete(std::move(landed), std::move(consumed), {});
                });

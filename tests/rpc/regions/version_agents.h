@@ -72,6 +72,6 @@ struct TestSet {
   std::vector<Bytes> bytes;
 };
 
-inline regions::Subscription::Limits soon() { return {Clock().now() + std::chrono::seconds(30), {}}; }
+inline regions::Subscription::Limits soon() { return {Clock().now() + long_enough, {}}; }
 
 }  // namespace tensorferry::testing

@@ -115,7 +115,7 @@ TEST_P(Versions, ArriveWholeAndStayAsTheyAre) {
   HeldVersion before;
   for (unsigned version = 1; version <= 20; ++version) {
     set.fill(version);
-    ASSERT_EQ(*publication->update(set.pointers(), Clock().now() + std::chrono::seconds(20)), version);
+    ASSERT_EQ(*publication->update(set.pointers(), Clock().now() + long_enough), version);
     const auto view = (*subscription)->wait(version - 1, soon());
     ASSERT_TRUE(view.ok()) << view.status().text();
     EXPECT_EQ((*view)->version, version);
@@ -140,7 +140,7 @@ TEST_P(Versions, OnlyChangedBlocksTravel) {
     set.bytes[0][static_cast<std::size_t>(round) * 10'000] = std::byte{7};
     const auto base = view->version;
     const auto epoch = view->epoch;
-    ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + std::chrono::seconds(20)).ok());
+    ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + long_enough).ok());
     view = *subscription->latest(soon());
     EXPECT_TRUE(set.is(view->data, subscription->layout()));
     const auto changes = subscription->changes(*view, base, epoch, soon());
@@ -174,7 +174,7 @@ TEST_P(Versions, AHeldVersionOutlivesItsPublisher) {
   const auto view = *subscription->latest(soon());
   Status waited;
   std::thread waiting([&] { waited = subscription->wait(1, soon()).status(); });
-  ASSERT_TRUE(eventually([&] { return publication->waiting() == 1; }, std::chrono::seconds(30)));
+  ASSERT_TRUE(eventually([&] { return publication->waiting() == 1; }));
   publisher.leave();
   waiting.join();
   EXPECT_EQ(waited.code(), Code::connection_lost) << waited.text();
@@ -216,7 +216,7 @@ TEST(VersionRelays, OneSubscriberOfAHostFetchesForTheOthers) {
   EXPECT_EQ(mapping->carried(), "mapped from \"first\"");
   for (unsigned version = 2; version < 10; ++version) {
     set.fill(version);
-    ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + std::chrono::seconds(20)).ok());
+    ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + long_enough).ok());
     const auto view = mapping->wait(version - 1, soon());
     ASSERT_TRUE(view.ok()) << view.status().text();
     EXPECT_EQ((*view)->version, version);
@@ -230,7 +230,7 @@ TEST(VersionRelays, OneSubscriberOfAHostFetchesForTheOthers) {
   fetching.reset();
   first.reset();
   set.fill(99);
-  ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + std::chrono::seconds(20)).ok());
+  ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + long_enough).ok());
   const auto view = mapping->wait(9, soon());
   ASSERT_TRUE(view.ok()) << view.status().text();
   EXPECT_TRUE(set.is((*view)->data, mapping->layout()));
@@ -267,6 +267,9 @@ TEST(VersionLeases, AreBoundedAndEndWithTheSubscriber) {
     EXPECT_EQ(send(regions::FetchRanges{1, "policy", lease, ranges}).status().code(), Code::invalid_argument);
   }
   EXPECT_EQ(send(regions::FetchRanges{1, "policy", lease + 100, {{0, 1}}}).status().code(), Code::not_found);
+  const auto nothing = send(regions::FetchRanges{1, "policy", lease, {{0, 0}, {64, 0}}});
+  ASSERT_TRUE(nothing.ok()) << nothing.status().text();
+  EXPECT_EQ(nothing->buffers.at(0).bytes, 0U);
 
   const auto most = regions::Publication::most_waiting;
   std::vector<Call> waits;
@@ -301,7 +304,7 @@ class VersionKills : public ::testing::Test {
     if (child == 0) {
       std::uint16_t port = 0;
       if (::read(pipe[0], &port, sizeof port) != sizeof port) ::_exit(1);
-      life(*connect_tcp_store("127.0.0.1", port, "", std::chrono::seconds(10)));
+      life(*connect_tcp_store("127.0.0.1", port, "", long_enough));
       ::_exit(0);
     }
     ::close(pipe[0]);
@@ -359,15 +362,14 @@ TEST_F(VersionKills, APublisherThatIsKilledTearsNoVersion) {
     }
     const auto server = std::move(*TcpStoreServer::listen("127.0.0.1", 0, ""));
     const auto port = server->port();
-    VersionAgent reader(*connect_tcp_store("127.0.0.1", port, "", std::chrono::seconds(10)), "reader");
+    VersionAgent reader(*connect_tcp_store("127.0.0.1", port, "", long_enough), "reader");
     for (std::size_t i = 0; i < some; ++i, ++done) {
       std::mt19937 random(static_cast<unsigned>(done));
       ASSERT_EQ(::write(children[i].second, &port, sizeof port), static_cast<ssize_t>(sizeof port));
       const auto name = "trainer" + std::to_string(i);
       Result<std::shared_ptr<regions::Subscription>> subscription = Status(Code::not_found, "");
-      ASSERT_TRUE(
-          eventually([&] { return (subscription = reader.subscriptions->subscribe(name, "policy", soon())).ok(); },
-                     std::chrono::seconds(30)));
+      ASSERT_TRUE(eventually(
+          [&] { return (subscription = reader.subscriptions->subscribe(name, "policy", soon())).ok(); }, long_enough));
       std::thread killing([&, after = random() % 15'000] {
         std::this_thread::sleep_for(std::chrono::microseconds(after));
         ::kill(children[i].first, SIGKILL);
@@ -409,7 +411,7 @@ TEST_P(VersionReaderKills, HarmNeitherThePublisherNorTheOthers) {
     }
     const auto server = std::move(*TcpStoreServer::listen("127.0.0.1", 0, ""));
     const auto port = server->port();
-    const auto store = connect_tcp_store("127.0.0.1", port, "", std::chrono::seconds(10));
+    const auto store = connect_tcp_store("127.0.0.1", port, "", long_enough);
     VersionAgent publisher(*store, "trainer");
     TestSet set({words * sizeof(std::uint64_t)});
     const auto publication = *publisher.publications->publish("policy", set.layout(), {3});
@@ -419,7 +421,7 @@ TEST_P(VersionReaderKills, HarmNeitherThePublisherNorTheOthers) {
         for (std::size_t i = 0; i < words; ++i) {
           std::memcpy(set.bytes[0].data() + i * sizeof number, &number, sizeof number);
         }
-        const auto version = publication->update(set.pointers(), Clock().now() + std::chrono::seconds(20));
+        const auto version = publication->update(set.pointers(), Clock().now() + long_enough);
         EXPECT_TRUE(version.ok()) << version.status().text();
       }
     });
@@ -429,8 +431,8 @@ TEST_P(VersionReaderKills, HarmNeitherThePublisherNorTheOthers) {
     for (std::size_t i = 0; i < some; ++i, ++done) {
       std::mt19937 random(static_cast<unsigned>(done));
       ASSERT_EQ(::write(children[i].second, &port, sizeof port), static_cast<ssize_t>(sizeof port));
-      ASSERT_TRUE(eventually([&] { return publication->leases() > 0 && publisher.visitors->size() >= 2; },
-                             std::chrono::seconds(30)));
+      ASSERT_TRUE(
+          eventually([&] { return publication->leases() > 0 && publisher.visitors->size() >= 2; }, long_enough));
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 10'000));
       ::kill(children[i].first, SIGKILL);
       int status = 0;
@@ -444,7 +446,7 @@ TEST_P(VersionReaderKills, HarmNeitherThePublisherNorTheOthers) {
     }
     ended = true;
     updating.join();
-    EXPECT_TRUE(eventually([&] { return publisher.visitors->size() == 1; }, std::chrono::seconds(30)));
+    EXPECT_TRUE(eventually([&] { return publisher.visitors->size() == 1; }));
     EXPECT_LE(publication->store().images(), 3U);
   }
 }
