@@ -32,9 +32,12 @@ PAIR = 2
 
 def free_port() -> int:
     """Returns a TCP port of 127.0.0.1 that is free. It is below the range from which Linux serves sockets that
-    name no port, so they do not take it before a process of the caller's listens there."""
+    name no port, so they do not take it before a process of the caller's listens there. Nor do other workers of one
+    run of pytest, which have ports of their own."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    first = 20_000 + (int(worker) % 8 if worker.isdigit() else 0) * 1_596
     while True:
-        port = random.SystemRandom().randrange(20_000, 32_768)
+        port = random.SystemRandom().randrange(first, first + 1_596)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -92,7 +92,7 @@ def test_a_python_program_runs(program: Program, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "1"}
     done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
     expect(program, done)
 
@@ -121,4 +121,4 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("program", written_in("cpp"), ids=lambda program: program.name)
 def test_a_cpp_program_compiles_and_runs(program: Program, compiled: Path) -> None:
     number = written_in("cpp").index(program)
-    expect(program, subprocess.run([compiled / f"program{number}"], capture_output=True, text=True, timeout=60))
+    expect(program, subprocess.run([compiled / f"program{number}"], capture_output=True, text=True, timeout=120))

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch.distributed as dist
 
 PROGRAMS = Path(__file__).parent / "programs"
-LONGEST_EXIT = 10.0  # seconds; ten times what it may take
+LONGEST_EXIT = 60.0  # seconds, of which a busy machine takes a part; the calls that go on take 100
 
 
 def test_ctrl_c_ends_every_blocking_function_of_the_package(tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAMS / "interrupted_calls.py"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     ended = time.monotonic()
     assert done.returncode == 0, done.stderr
     said, _, at = done.stdout.split()
@@ -36,7 +36,7 @@ def test_ctrl_c_ends_every_blocking_function_of_groups_and_the_others_learn_that
         for rank in range(2)
     ]
     try:
-        said, errors = zip(*(rank.communicate(timeout=200) for rank in ranks))
+        said, errors = zip(*(rank.communicate(timeout=600) for rank in ranks))
     finally:
         for rank in ranks:
             rank.kill()

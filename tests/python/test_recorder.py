@@ -118,7 +118,8 @@ def test_a_trace_of_torchs_profiler_merges_on_the_same_axis(pair: Pair, tmp_path
     events = [event for event in merged["traceEvents"] if event.get("ph") == "X"]
     (around,) = (event for event in events if event["name"] == "around")
     (call,) = (event for event in events if event["name"] == "nothing" and event["args"].get("callee") == "b")
-    assert abs(call["ts"] - around["ts"]) < 50_000 and call["ts"] + call["dur"] < around["ts"] + around["dur"] + 50_000
+    assert around["ts"] - 50_000 < call["ts"]
+    assert call["ts"] + call["dur"] < around["ts"] + around["dur"] + 50_000
     with pytest.raises(ValueError, match="none of the traces is of an agent"):
         trace.merge([json.loads((tmp_path / "torch.json").read_text())])
 
@@ -170,9 +171,9 @@ def test_the_signal_writes_a_file_for_each_agent_and_runs_the_programs_own_handl
             assert time.monotonic() < until, list(tmp_path.iterdir())
             time.sleep(0.01)
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
     command = [sys.executable, "-m", "tensorferry", "trace", "show", *map(str, wanted)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     assert "a/1: link b: connection for calls dialled" in shown
     assert "b: link a/1: connection for calls accepted" in shown
     assert shown.splitlines() == sorted(shown.splitlines())
@@ -212,5 +213,5 @@ def test_wrong_arguments_of_the_command_are_named(tmp_path: Path, arguments: lis
     (tmp_path / "list").write_text('{"traceEvents": []}')
     given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
     command = [sys.executable, "-m", "tensorferry", "trace", *given]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr

@@ -34,7 +34,7 @@ def contents(name):
 
 
 def notified(name, number=None):
-    told = kept[name].await_notification(number, timeout=30)
+    told = kept[name].await_notification(number, timeout=60)
     return told.peer, told.number
 
 
@@ -105,7 +105,7 @@ def test_a_killed_owner_is_an_error_at_its_readers(cluster):
 
     def reads():
         try:
-            handle.read(timeout=5)
+            handle.read(timeout=60)
         except errors.Error as error:
             failed.append(error)
         return bool(failed)
@@ -121,7 +121,7 @@ def test_regions_are_awaited_beside_other_tasks(cluster):
     mine = rpc.region(torch.zeros(3), "mine", write=True)
 
     async def main():
-        waiting = asyncio.ensure_future(mine.await_notification_async(timeout=30))
+        waiting = asyncio.ensure_future(mine.await_notification_async(timeout=60))
         await handle.write_async(torch.full((100,), 2.0))
         both = await asyncio.gather(handle.read_async(), handle[:4].read_blocks_async(torch.tensor([3, 1])))
         rpc.find_region("main", "mine").write(torch.ones(3), notify=1)
@@ -140,7 +140,7 @@ def test_a_wait_for_a_notification_ends_with_its_time_out_and_with_the_region(ag
     dropping = threading.Timer(0.05, region.drop)
     dropping.start()
     with pytest.raises(errors.NotFound):
-        region.await_notification(timeout=30)
+        region.await_notification(timeout=60)
     dropping.join()
 
 

@@ -136,7 +136,7 @@ if __name__ == "__main__":
     else:
         while not tried.exists():
             time.sleep(0.01)
-        print(rpc.rpc_sync("worker0", call_back, timeout=30))
+        print(rpc.rpc_sync("worker0", call_back, timeout=100))
     rpc.shutdown()
 """
 

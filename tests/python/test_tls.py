@@ -42,7 +42,7 @@ def start(server: tensorferry.StoreServer, tls: str) -> subprocess.Popen[str]:
 
 
 def end(peer: subprocess.Popen[str]) -> None:
-    peer.communicate(timeout=60)
+    peer.communicate(timeout=180)
     assert peer.returncode == 0
 
 
@@ -71,7 +71,7 @@ def test_a_peer_without_tls_is_refused_by_name(server: tensorferry.StoreServer) 
 def test_a_store_without_tls_is_refused_by_name() -> None:
     server = tensorferry.StoreServer("127.0.0.1", 0, KEY)
     with pytest.raises(tensorferry.errors.Unauthenticated, match="this process uses TLS, and the peer does not"):
-        tensorferry.connect_store("127.0.0.1", server.port, KEY, timeout=30, tls="key")
+        tensorferry.connect_store("127.0.0.1", server.port, KEY, timeout=60, tls="key")
 
 
 def test_an_option_that_makes_no_sense_is_refused(server: tensorferry.StoreServer) -> None:

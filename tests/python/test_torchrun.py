@@ -19,7 +19,7 @@ from conftest import eventually, free_port, outputs_of
 PROGRAM = Path(__file__).parent / "programs" / "restarted_rank.py"
 RANKS = 3
 KINDS = "group", "rpc", "torch"
-LONGEST_JOIN = 30.0  # seconds; ten times what a round may take to form
+LONGEST_JOIN = 100.0  # seconds; a round forms in some, and one that waits for a dead rank takes 300
 RENDEZVOUS = {
     "standalone": lambda: ["--standalone"],
     "c10d": lambda: [
@@ -34,10 +34,10 @@ RENDEZVOUS = {
 def run(rendezvous: str, restarts: int, *kinds: str, seed: int = 1) -> tuple[str, str]:
     command = [
         sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", f"--max-restarts={restarts}",
-        "--monitor-interval=0.1", *RENDEZVOUS[rendezvous](), str(PROGRAM), str(seed), str(restarts), *kinds,
+        "--monitor-interval=1", *RENDEZVOUS[rendezvous](), str(PROGRAM), str(seed), str(restarts), *kinds,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    limit = 120 + 60 * restarts
+    limit = 240 + 60 * restarts
     job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
     assert job.returncode == 0, job.stdout + job.stderr
     return job.stdout, job.stderr
@@ -47,7 +47,7 @@ def check(told: tuple[str, str], restarts: int) -> None:
     """All ranks were done in the last round. In each round, all had joined soon after the last one had begun to. A
     survivor has named the dead process before torchrun ended it: an agent of process groups by the rank in its name."""
     said, errors = told
-    assert re.search(r"peer=\S+ (rank=\d+ )?connection lost: .*its process has ended \(pid \d+ on ", errors), errors
+    assert re.search(r"peer=\S+( rank=\S+)? connection lost: .*its process has ended \(pid \d+ on ", errors), errors
     assert sorted(re.findall(rf"done (\d) {restarts}\b", said)) == [str(rank) for rank in range(RANKS)], said
     jobs: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for line in re.findall(r"\[.*\]", said):
@@ -160,7 +160,7 @@ class Elastic:
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *, serves: bool = False) -> None:
-        configuration = f"is_host={int(serves)},last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=5"
+        configuration = f"is_host={int(serves)},last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=30"
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nnodes=1:4", "--nproc-per-node=1", "--max-restarts=20",
             "--monitor-interval=0.2", "--rdzv-backend=c10d", f"--rdzv-endpoint={self._endpoint}", "--rdzv-id=elastic",
@@ -179,7 +179,7 @@ class Elastic:
         def there() -> bool:
             return all(self._last_of(name) == str(size) for name in names)
 
-        assert eventually(there, 120), {each: (self._folder / f"{each}.log").read_text() for each in self._agents}
+        assert eventually(there, 300), {each: (self._folder / f"{each}.log").read_text() for each in self._agents}
 
     def _last_of(self, name: str) -> str:
         path = self._folder / f"{name}.size"

@@ -116,7 +116,7 @@ torch_cases = {name: case for name, case in TORCH.items() if hasattr(dist, name)
 store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
 # The agent of the groups: one of their own would refuse pickles, which object operations of Group send.
 tensorferry.rpc.init_rpc(f"agent{rank}", rank=rank, world_size=2, store=store)
-dist.init_process_group("tensorferry", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=100))
+dist.init_process_group("tensorferry", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=600))
 groups = [dist.new_group([0, 1]) for _ in range(len(torch_cases) + len(OURS))]
 if rank == 1:
     try:

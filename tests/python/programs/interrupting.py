@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-BOUND = 2.0  # seconds; ten times what it may take on an idle machine
+BOUND = 30.0  # seconds, which a busy machine does not take, and much less than each call would block
 
 
 def interrupt(name: str, call: Callable[[], Any], after: float) -> None:
