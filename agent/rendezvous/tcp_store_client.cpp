@@ -20,6 +20,7 @@
 #include "agent/transport/socket_port.h"
 #include "agent/transport/tcp_liveness.h"
 #include "agent/transport/tls_port.h"
+#include "base/long_wait.h"
 #include "base/per_process.h"
 #include "base/text.h"
 
@@ -97,6 +98,7 @@ class Client final : public Store {
 
 Status Client::open(milliseconds timeout) {
   const auto deadline = deadline_after(timeout, clock_);
+  LongWait long_wait(clock_);
   for (milliseconds pause(10);; pause = std::min(pause * 2, milliseconds(500))) {
     auto connection = connect(deadline);
     if (connection) {
@@ -107,6 +109,10 @@ Status Client::open(milliseconds timeout) {
     const auto code = connection.status().code();
     const bool hopeless = code == Code::unauthenticated || code == Code::protocol_error;
     if (hopeless) return named(connection.status());
+    long_wait.tell([&] {
+      return formatted("waits for the process that serves the store at {} ({})", join_host_port(host_, port_),
+                       connection.status().what());
+    });
     if (clock_.now() + pause >= deadline) {
       return {Code::deadline_exceeded,
               formatted("no store at {} within {} s ({}): is the process that serves it running, and are its "

@@ -18,6 +18,7 @@
 
 #include "agent/address.h"
 #include "agent/rendezvous/blocking_io.h"
+#include "base/long_wait.h"
 #include "base/per_process.h"
 #include "base/text.h"
 
@@ -91,12 +92,17 @@ class TorchStore final : public Store {
 
 Status TorchStore::open() {
   const auto deadline = deadline_after(options_.timeout, clock_);
+  LongWait long_wait(clock_);
   Status status;
   {
     const std::lock_guard lock(connection_.get().mutex);
     for (milliseconds pause(10);; pause = std::min(pause * 2, milliseconds(500))) {
       status = connect(deadline);
       if (status.ok()) break;
+      long_wait.tell([&] {
+        return formatted("waits for the process of rank 0 or torchrun, which serves the rendezvous at {} ({})",
+                         join_host_port(host_, port_), status.what());
+      });
       if (clock_.now() + pause >= deadline) {
         return {Code::deadline_exceeded,
                 formatted("no store at {} within {} s ({}): is the process of rank 0 running, and are the address "

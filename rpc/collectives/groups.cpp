@@ -10,6 +10,7 @@
 #include "agent/rendezvous/record.h"
 #include "base/environment.h"
 #include "base/host.h"
+#include "base/long_wait.h"
 #include "base/text.h"
 #include "channels/region.h"
 #include "rpc/collectives/tuning.h"
@@ -30,6 +31,16 @@ namespace {
 Milliseconds left_until(Clock::time_point until, const Clock& clock) {
   const auto left = std::chrono::duration_cast<Milliseconds>(until - clock.now());
   return std::max(left, Milliseconds(1));
+}
+
+/// Returns the quoted names of the members beyond rank 0 that `has_come` does not know.
+template <class HasCome>
+std::string missing_among(const std::vector<std::string>& names, const HasCome& has_come) {
+  std::string missing;
+  for (std::size_t rank = 1; rank < names.size(); ++rank) {
+    if (!has_come(rank)) missing += (missing.empty() ? "\"" : ", \"") + names[rank] + "\"";
+  }
+  return missing;
 }
 
 template <class Record>
@@ -386,8 +397,13 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
       std::erase_if(waiting, [](const auto& each) { return each.second.second.cancelled(); });
       return left_ || waiting.size() + 1 == names.size();
     };
+    const auto missing = [&] {
+      return missing_among(names, [&](std::size_t rank) { return joining_[key].contains(rank); });
+    };
+    LongWait long_wait(agent_->clock());
     while (!all_here() && agent_->clock().now() < until) {
       agent_->clock().wait_until(changed_, lock, std::min(until, agent_->clock().now() + longest_sleep));
+      long_wait.tell([&] { return formatted("group \"{}\" waits for {} to form it too", settings.label, missing()); });
       lock.unlock();
       auto dead = dead_among(names, settings);
       lock.lock();
@@ -396,12 +412,8 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
     if (left_) return Status(Code::agent_closed, "the agent was shut down");
     auto& waiting = joining_[key];
     if (waiting.size() + 1 != names.size()) {
-      std::string missing;
-      for (std::size_t rank = 1; rank < names.size(); ++rank) {
-        if (!waiting.contains(rank)) missing += (missing.empty() ? "\"" : ", \"") + names[rank] + "\"";
-      }
       return Status(Code::deadline_exceeded,
-                    formatted("group \"{}\" was not formed in time: {} did not join", settings.label, missing));
+                    formatted("group \"{}\" was not formed in time: {} did not join", settings.label, missing()));
     }
     members = std::move(waiting);
     joining_.erase(key);
@@ -425,6 +437,13 @@ Result<Formed> Groups::gather_members(const std::vector<std::string>& names, con
 
 Result<Received> Groups::ask_root(const std::vector<std::string>& names, const GroupSettings& settings,
                                   const GroupMessage& message, Clock::time_point until) {
+  LongWait long_wait(agent_->clock());
+  const auto tell_if_long = [&] {
+    long_wait.tell([&] {
+      return formatted("group \"{}\" waits for \"{}\", its rank 0, which has not formed it with all members so far",
+                       settings.label, names[0]);
+    });
+  };
   for (;;) {
     RawCallOptions options;
     options.timeout = left_until(until, agent_->clock());
@@ -432,6 +451,7 @@ Result<Received> Groups::ask_root(const std::vector<std::string>& names, const G
     options.label = "the formation of a group";
     auto call = agent_->call(names[0], group_function, message_of(message), std::move(options));
     while (!call.wait(agent_->clock().now() + longest_sleep)) {
+      tell_if_long();
       if (auto dead = dead_among(names, settings); !dead.ok()) {
         call.cancel();
         return dead;
@@ -441,7 +461,13 @@ Result<Received> Groups::ask_root(const std::vector<std::string>& names, const G
     // Rank 0 may not serve groups yet. If it serves exposed functions alone, its refusal has the second code.
     const auto code = reply.ok() ? Code::ok : reply.status().code();
     const bool early = code == Code::not_found || code == Code::permission_denied;
-    if (!early || agent_->clock().now() >= until) return reply;
+    if (!early) return reply;
+    tell_if_long();
+    if (agent_->clock().now() >= until) {
+      return Status(Code::deadline_exceeded,
+                    formatted("group \"{}\" was not formed in time: \"{}\", its rank 0, has formed no group",
+                              settings.label, names[0]));
+    }
     agent_->clock().sleep_for(std::chrono::milliseconds(10));
   }
 }
@@ -553,10 +579,7 @@ Result<Decision> Groups::decide(Forming& forming, const ReadyForGroup& own, cons
     if (!dead.ok()) return dead;
   }
   if (!all_ready()) {
-    std::string missing;
-    for (std::size_t rank = 1; rank < ranks; ++rank) {
-      if (!forming.ready.contains(rank)) missing += (missing.empty() ? "\"" : ", \"") + group.names()[rank] + "\"";
-    }
+    const auto missing = missing_among(group.names(), [&](std::size_t rank) { return forming.ready.contains(rank); });
     return Status(Code::deadline_exceeded,
                   formatted("group \"{}\" was not formed in time: {} joined, but was not ready", group.settings().label,
                             missing));

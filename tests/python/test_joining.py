@@ -5,15 +5,20 @@ test_init.py has init_rpc() and Agent.
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import tensorferry
-from conftest import free_port
-from tensorferry import errors
+import test_c10d
+from conftest import Agents, free_port
+from tensorferry import collectives, errors
+from test_c10d import told
 
 # ---- torch's module on the backend
 
@@ -76,3 +81,46 @@ def test_join_timeout_bounds_the_wait_for_a_server_that_says_nothing() -> None:
         where = f"127.0.0.1:{deaf.getsockname()[1]}"
         with pytest.raises(errors.DeadlineExceeded, match=f"{where} does not answer within 0.3 s"):
             tensorferry.Agent("w1", rank=1, world_size=2, init_method=f"tcp://{where}", join_timeout=0.3)
+
+
+# ---- process groups, and groups of agents
+
+
+def test_a_process_group_names_the_ranks_for_which_it_waits(tmp_path: Path) -> None:
+    ranks = test_c10d.run(tmp_path, 3, "waits_for_a_rank", program="c10d_endings.py")
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], told(ranks)
+    rank_2 = r'rank 2 \("rank2@\S+:\d+/\w+"\)'
+    awaited = rf'rank (\d) of process group "\S+" waits for (?:rank \d \(\S+\), )?{rank_2} to make it too\n'
+    for rank in range(2):
+        assert re.findall(awaited, ranks[rank].stderr) == [str(rank)], told(ranks)
+    assert "waits for" not in ranks[2].stderr, told(ranks)
+
+
+def test_a_group_of_agents_names_those_for_which_it_waits(agents: Agents, capfd: pytest.CaptureFixture[str]) -> None:
+    def form(rank: int) -> None:
+        """Only one of two members, in two groups: the root, and the other one."""
+        members = [agents(f"{name}{rank}") for name in ("root", "member")]
+        with pytest.raises(errors.DeadlineExceeded) as raised:
+            names = [member.name for member in members]
+            collectives.form_group(names, agent=members[rank], label=f"pair{rank}", timeout=6)
+        texts[rank] = str(raised.value)
+
+    texts = ["", ""]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(form, range(2)))
+    assert texts[0] == 'group "pair0" was not formed in time: "member0" did not join'
+    assert texts[1] == 'group "pair1" was not formed in time: "root1", its rank 0, has formed no group'
+    said = capfd.readouterr().err
+    assert said.count('group "pair0" waits for "member0" to form it too\n') == 1, said
+    assert said.count('group "pair1" waits for "root1", its rank 0, which has not formed it with all') == 1, said
+
+
+# ---- the built-in store
+
+
+def test_a_client_of_the_built_in_store_says_that_it_waits_for_the_server(capfd: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    with pytest.raises(errors.DeadlineExceeded, match=rf"no store at 127.0.0.1:{port} within 6.0 s"):
+        tensorferry.connect_store("127.0.0.1", port, timeout=6)
+    said = capfd.readouterr().err
+    assert said.count(f"waits for the process that serves the store at 127.0.0.1:{port} (") == 1, said

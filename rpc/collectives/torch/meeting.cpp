@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/long_wait.h"
 #include "base/text.h"
 
 namespace tensorferry::collectives {
@@ -74,8 +75,15 @@ std::vector<std::string> Meeting::await_names(c10d::Store& store, std::vector<st
   const auto until = std::chrono::steady_clock::now() + options_.timeout;
   auto pause = std::chrono::milliseconds(1);
   auto looks_at = std::chrono::steady_clock::now();
+  LongWait long_wait{Clock()};
   while (!told(names)) {
     const auto now = std::chrono::steady_clock::now();
+    long_wait.tell([&]() -> std::string {
+      constexpr std::size_t large_group = 64;  // its rank 0 alone asks the store for each rank
+      if (keys_.size() > large_group && rank_ != 0) return {};
+      return formatted("rank {} of process group \"{}\" waits for {} to {}", rank_, options_.group_name,
+                       missing(store, before), options_.lazy ? "come to its first operation" : "make it too");
+    });
     if (now >= until) throw_missing(store, before);
     if (now >= looks_at) {
       check_members();
@@ -87,20 +95,25 @@ std::vector<std::string> Meeting::await_names(c10d::Store& store, std::vector<st
   return names;
 }
 
-void Meeting::throw_missing(c10d::Store& store, const std::vector<std::string>& ended) const {
-  std::string missing;
+std::string Meeting::missing(c10d::Store& store, const std::vector<std::string>& ended) const {
+  std::vector<std::string> out;
   for (std::size_t each = 0; each < keys_.size(); ++each) {
     const auto& key = keys_[each];
     if (store.check({key}) && std::find(ended.begin(), ended.end(), store.get_to_str(key)) == ended.end()) continue;
-    missing += (missing.empty() ? "" : ", ") + std::to_string(each);
+    const auto name = groups_.name_of(number_of(options_, each));
+    out.push_back(name.empty() ? formatted("rank {}", each) : formatted("rank {} (\"{}\")", each, name));
   }
+  return joined(out, ", ");
+}
+
+void Meeting::throw_missing(c10d::Store& store, const std::vector<std::string>& ended) const {
   const std::string advice =
       options_.lazy ? " to its first operation. See whether they call the same operations"
                     : ". See whether they call the same new_group() or init_process_group(), in the same order";
   C10_THROW_ERROR(DistBackendError,
                   c10::str("DeadlineExceeded: the process group was not formed within ",
                            std::chrono::duration<double>(options_.timeout).count(), " s: of its ", keys_.size(),
-                           " ranks, ", missing, " did not come", advice, ", or raise timeout="));
+                           " ranks, ", missing(store, ended), " did not come", advice, ", or raise timeout="));
 }
 
 }  // namespace tensorferry::collectives

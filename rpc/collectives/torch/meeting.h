@@ -31,6 +31,8 @@ class Meeting final {
   [[nodiscard]] std::vector<std::string> await_names(c10d::Store& store, std::vector<std::string> before) const;
 
  private:
+  /// Names the ranks that have not come.
+  [[nodiscard]] std::string missing(c10d::Store& store, const std::vector<std::string>& ended) const;
   [[noreturn]] void throw_missing(c10d::Store& store, const std::vector<std::string>& ended) const;
 
   Groups& groups_;

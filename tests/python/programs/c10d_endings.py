@@ -170,6 +170,17 @@ def dies_before_a_new_group() -> None:
     os._exit(0)
 
 
+def waits_for_a_rank() -> None:
+    """The last rank does not call new_group()."""
+    init()
+    dist.barrier()
+    if rank < size - 1:
+        text = f'rank {size - 1} ("rank{size - 1}@'
+        refused(dist.DistBackendError, lambda: dist.new_group(timeout=timedelta(seconds=6)), text, "did not come")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def refuses() -> None:
     """What a call gets wrong is an error that says so, and the group goes on."""
     init()
