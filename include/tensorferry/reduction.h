@@ -36,7 +36,7 @@ struct ReduceOp {
   Reduction kind = Reduction::sum;
   double factor = 1;  // of premultiplied_sum; the same at every rank
   /// Of custom: combines `count` elements of `other` into `accumulator`, element by element, on any thread. It must be
-  /// the same function at every rank. Throws nothing.
+  /// the same function at every rank. What it throws fails the group.
   std::function<void(void* accumulator, const void* other, std::size_t count, DType dtype)> combine{};
   bool any_order = false;  // of custom: the ranks may be combined in any order and grouping; the same at every rank
 

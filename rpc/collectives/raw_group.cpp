@@ -7,20 +7,37 @@
 
 #include "agent/flight_recorder.h"
 #include "base/background.h"
+#include "base/foreign_code.h"
 #include "base/per_process.h"
 #include "base/text.h"
 
 namespace tensorferry::collectives {
 namespace {
 
+/// Runs `run`, which may call code of the program, and returns its status. What it throws becomes an error that begins
+/// with `what()`. The thread may be one of ours, and the group would never learn that the operation has ended.
+template <class What, class Run>
+Status run_programs_code(const What& what, const Run& run) {
+  try {
+    return run();
+  } catch (const abi::__forced_unwind&) {
+    sleep_until_exit();
+  } catch (const std::bad_alloc& error) {
+    return {Code::resource_exhausted, formatted("{}: {}", what(), error.what())};
+  } catch (const std::exception& error) {
+    return {Code::invalid_argument, formatted("{}: {}", what(), error.what())};
+  } catch (...) {
+    return {Code::invalid_argument, formatted("{}: an object that is no std::exception", what())};
+  }
+}
+
 /// Runs StartOptions::finish. Its errors are those of one rank: the ranks have exchanged their bytes.
 Status finished(const std::function<void()>& finish) {
-  try {
+  const auto run = [&]() -> Status {
     if (finish) finish();
-  } catch (const std::exception& error) {
-    return {Code::invalid_argument, formatted("the result of the operation cannot be written: {}", error.what())};
-  }
-  return {};
+    return {};
+  };
+  return run_programs_code([] { return "the result of the operation cannot be written"; }, run);
 }
 
 /// The thread of this process that looks after sends and receives. Never destroyed.
@@ -222,8 +239,13 @@ void RawGroup::rank_failed(std::size_t rank, const Status& why) {
   if (why.code() == Code::deadline_exceeded) {
     auto text = formatted("{} gave up: {}", named(rank), why.what());
     const auto own = named(this->rank());
-    if (const auto at = text.find(own, named(rank).size()); at != std::string::npos) {
+    if (auto at = text.find(own, named(rank).size()); at != std::string::npos) {
       text.insert(at + own.size() - 1, ", this rank");  // before the bracket
+      // It may have come since.
+      for (const std::string_view present : {" has not come", " have not come"}) {
+        if (const auto found = text.find(present, at); found != std::string::npos)
+          text.replace(found, present.size(), " had not come");
+      }
     }
     here = Status(why.code(), std::move(text));
   }
@@ -393,7 +415,12 @@ void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupte
   auto status = failed();
   exchange_.begin();
   if (status.ok()) status = await_inputs(work->arrived_, limits);
-  if (status.ok()) status = work->run_(limits);
+  if (status.ok()) {
+    const auto what = [&] {
+      return formatted("{} of group \"{}\" has thrown in an operation", named(rank()), settings_.label);
+    };
+    status = run_programs_code(what, [&] { return work->run_(limits); });
+  }
   work->run_ = {};
   // All ranks know that they disagree. All other errors leave the others waiting, or out of step.
   if (!status.ok() && !exchange_.disagreed()) {

@@ -413,6 +413,30 @@ TEST(Groups, AResultThatCannotBeWrittenFailsAtItsRankAlone) {
   world.run([](std::size_t, RawGroup& group) { EXPECT_TRUE(ended(group.barrier()).ok()); });
 }
 
+TEST(Groups, AReductionThatThrowsFailsTheGroupAndNamesItsRank) {
+  for (const bool object : {false, true}) {  // thrown by a thread of the pool: a std::exception, and another object
+    GroupWorld world(2);
+    world.form(GroupWorld::settings_of({2, "memory"}));
+    const std::string why = object ? "an object that is no std::exception" : "no such element";
+    const auto text = "rank 1 (\"rank1\") of group \"default\" has thrown in an operation: " + why;
+    world.run([&](std::size_t rank, RawGroup& group) {
+      ReduceOp op(Reduction::custom);
+      op.combine = [&](void*, const void*, std::size_t, DType) {
+        if (rank == 1 && object) throw 7;
+        if (rank == 1) throw std::runtime_error(why);
+      };
+      Floats values(4);
+      const auto work = group.all_reduce(bytes_in(values), bytes_in(values), DType::float32, op);
+      while (!work->wait(std::chrono::steady_clock::now() + std::chrono::seconds(1))) continue;
+      if (rank == 1) {
+        EXPECT_EQ(work->status().code(), Code::invalid_argument);
+        EXPECT_THAT(work->status().text(), HasSubstr(text));
+      }
+      EXPECT_THAT(ended(group.barrier()).text(), HasSubstr(text)) << "rank " << rank;
+    });
+  }
+}
+
 TEST(Groups, ARankThatGivesItselfMoreThanItTakesIsRefused) {
   for (const auto& shape : {GroupShape{1, "memory"}, GroupShape{2, "memory"}, GroupShape{2, "messages"}}) {
     GroupWorld world(shape.ranks);

@@ -201,7 +201,7 @@ TEST_P(Leaving, TheLateRankIsToldThatItIsTheOne) {
     const auto late = ended(group.barrier());
     EXPECT_EQ(late.code(), Code::deadline_exceeded);
     EXPECT_THAT(late.text(), HasSubstr("rank 0 (\"rank0\") gave up: barrier() of group"));
-    EXPECT_THAT(late.text(), HasSubstr("rank 1 (\"rank1\", this rank) has not come"));
+    EXPECT_THAT(late.text(), HasSubstr("rank 1 (\"rank1\", this rank) had not come"));
   });
 }
 
