@@ -254,8 +254,8 @@ Status Exchange::read_memory(std::size_t rank, std::byte* to, std::uint64_t from
   if (error == 0) return {};
   if (board_->withdrawn(rank, step_)) return withdrawn_by(rank);
   if (error == ESRCH || watch_->has_ended(rank)) {
-    return {Code::connection_lost,
-            formatted("{} of group \"{}\" has died or left: its process has ended", mailbox_->named(rank), label_)};
+    return {Code::connection_lost, formatted("{} of group \"{}\" has died or left: {}", mailbox_->named(rank), label_,
+                                             watch_->end_of_process(rank))};
   }
   return {Code::channel_unavailable,
           formatted("cannot read the memory of {}: {}", mailbox_->named(rank), cma::text_of_refusal(error))};

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "agent/session.h"
+#include "base/host.h"
 #include "rpc/collectives/board.h"
 #include "rpc/collectives/messages.h"
 
@@ -35,7 +37,7 @@ void RankWatch::find_processes(HostProcesses& processes) {
     if (auto found = processes.find(host.process); found.ok()) {
       processes_[other] = *std::move(found);
     } else {
-      tell(other, "its process has ended");
+      tell(other, end_of_process(other));
     }
   }
 }
@@ -55,7 +57,7 @@ void RankWatch::leave_out(std::size_t rank) {
 }
 
 std::string RankWatch::why_dead(std::size_t rank) const {
-  if (has_ended(rank)) return "its process has ended";
+  if (has_ended(rank)) return end_of_process(rank);
   const std::lock_guard lock(mutex_);
   return dead_[rank];
 }
@@ -63,6 +65,10 @@ std::string RankWatch::why_dead(std::size_t rank) const {
 const cma::Process* RankWatch::process(std::size_t rank) const noexcept { return processes_[rank].get(); }
 
 bool RankWatch::has_ended(std::size_t rank) const noexcept { return processes_[rank] && !processes_[rank]->alive(); }
+
+std::string RankWatch::end_of_process(std::size_t rank) const {
+  return std::string(process_has_ended(group_->members[rank].host.process.pid, host_name()).what());
+}
 
 bool RankWatch::is_left_out(std::size_t rank) const {
   const std::lock_guard lock(mutex_);
@@ -79,7 +85,7 @@ void RankWatch::look() {
   for (std::size_t other = 0; other < group_->size(); ++other) {
     if (other == group_->rank || is_left_out(other)) continue;
     if (has_ended(other)) {
-      tell(other, "its process has ended");
+      tell(other, end_of_process(other));
       continue;
     }
     const auto linked = agent_->linked(group_->members[other].name);

@@ -39,6 +39,8 @@ class RankWatch final : public std::enable_shared_from_this<RankWatch> {
   [[nodiscard]] const cma::Process* process(std::size_t rank) const noexcept;
   /// Returns whether the process of the rank, on this host, has ended.
   [[nodiscard]] bool has_ended(std::size_t rank) const noexcept;
+  /// Returns the text that the process of the rank, on this host, has ended.
+  [[nodiscard]] std::string end_of_process(std::size_t rank) const;
 
  private:
   RankWatch(std::shared_ptr<RawAgent> agent, std::shared_ptr<const Membership> group, Died died);
