@@ -1,6 +1,5 @@
 #include <pybind11/stl.h>
 
-#include <future>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -8,11 +7,11 @@
 #include <vector>
 
 #include "agent/rendezvous/tcp_store.h"
-#include "base/threads.h"
 #include "python/csrc/agent.h"
 #include "python/csrc/agent_options.h"
 #include "python/csrc/call.h"
 #include "python/csrc/errors.h"
+#include "python/csrc/interruptible.h"
 #include "python/csrc/metrics.h"
 #include "python/csrc/references.h"
 #include "rpc/member/rendezvous.h"
@@ -22,31 +21,6 @@ namespace tensorferry::python {
 namespace {
 
 py::bytes python_bytes(ByteView bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
-
-/// Runs a blocking operation without the GIL.
-template <class Operation>
-auto unlocked(Operation operation) {
-  GilReleased gil;
-  return operation();
-}
-
-/// Runs a blocking operation, which owns all that it uses, without the GIL. If this thread handles signals, another one
-/// runs the operation, and Ctrl-C ends the wait: the operation then goes on by itself, and its result is dropped.
-template <class Operation>
-auto interruptible(std::string_view waited_for, Operation operation) {
-  if (!handles_signals()) return unlocked(operation);
-  std::promise<decltype(operation())> promise;
-  auto result = promise.get_future();
-  start_thread([operation = std::move(operation), promise = std::move(promise)]() mutable {
-    promise.set_value(operation());
-  }).detach();
-  while (unlocked([&] { return result.wait_for(Milliseconds(50)); }) != std::future_status::ready) {
-    if (PyErr_CheckSignals() == 0) continue;
-    describe_interruption(waited_for);
-    throw py::error_already_set();
-  }
-  return result.get();
-}
 
 // ---- rendezvous
 

@@ -101,11 +101,14 @@ PythonFuture::~PythonFuture() {
   const py::error_scope undisturbed;
   try {
     (void)value();
-  } catch (py::error_already_set& error) {
-    report_unseen(pending_.call ? "the call of \"" + pending_.shown() + "\" to \"" + pending_.peer + "\" failed"
-                                : std::string(callback_raised),
-                  error.value());
+    return;
+  } catch (const std::exception&) {  // Python's, or torch's
+    set_error_of_exception();
   }
+  const py::error_already_set error;
+  report_unseen(pending_.call ? "the call of \"" + pending_.shown() + "\" to \"" + pending_.peer + "\" failed"
+                              : std::string(callback_raised),
+                error.value());
 }
 
 std::shared_ptr<PythonFuture> PythonFuture::of(std::shared_ptr<PythonAgent> agent, PendingCall pending) {

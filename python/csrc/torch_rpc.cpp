@@ -10,6 +10,7 @@
 
 #include "python/csrc/agent_options.h"
 #include "python/csrc/interpreter.h"
+#include "python/csrc/interruptible.h"
 #include "rpc/store_adapter.h"
 #include "rpc/torch/rpc_agent.h"
 
@@ -54,6 +55,7 @@ std::shared_ptr<TorchRpcAgent> create(c10::intrusive_ptr<c10d::Store> store, con
   TorchRpcSettings taken;
   taken.world_size = settings["world_size"].cast<int>();
   taken.timeout = milliseconds(settings["timeout"].cast<double>());
+  taken.join_timeout = milliseconds(settings["join_timeout"].cast<double>());
   taken.worker_threads = settings["worker_threads"].cast<int>();
   taken.device_maps = settings["device_maps"].cast<DeviceMapsByPeer>();
   taken.reverse_device_maps = settings["reverse_device_maps"].cast<DeviceMapsByPeer>();
@@ -66,9 +68,9 @@ std::shared_ptr<TorchRpcAgent> create(c10::intrusive_ptr<c10d::Store> store, con
   taken.leaves_storages = &leaves_storages;
   auto adapted = std::make_shared<StoreAdapter>(std::move(store));
   auto raw = options_of(name, rank, std::move(adapted), options);
-  auto callback = std::make_unique<rpc::RequestCallbackImpl>();
-  const py::gil_scoped_release unlocked;
-  return TorchRpcAgent::create(std::move(raw), std::move(taken), std::move(callback));
+  return interruptible("the other workers to join", [raw = std::move(raw), taken = std::move(taken)]() mutable {
+    return TorchRpcAgent::create(std::move(raw), std::move(taken), std::make_unique<rpc::RequestCallbackImpl>());
+  });
 }
 
 // The order of the overloads is that of torch's own agent; binding one of them hides all of the base class.

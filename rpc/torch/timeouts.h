@@ -13,6 +13,8 @@
 #include <utility>
 
 #include "agent/agent.h"
+#include "base/foreign_code.h"
+#include "base/threads.h"
 
 namespace tensorferry::torch_rpc {
 
@@ -31,7 +33,7 @@ class Timeouts final {
     const std::lock_guard lock(mutex_);
     const Key key{when, ++last_};
     const auto at = waiting_.emplace(key, std::move(expire)).first;
-    if (!thread_.joinable() && !stopped_) thread_ = std::thread([this] { run(); });
+    if (!thread_.joinable() && !stopped_) thread_ = start_thread([this] { run(); });
     if (at == waiting_.begin()) changed_.notify_one();
     return key;
   }
@@ -78,7 +80,7 @@ class Timeouts final {
       auto expire = std::move(first->second);
       waiting_.erase(first);
       lock.unlock();
-      expire();
+      run_foreign("the end of a call of torch.distributed.rpc", expire);
       expire = nullptr;  // may hold what takes other locks when it is destroyed
       lock.lock();
     }
