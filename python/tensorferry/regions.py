@@ -429,10 +429,12 @@ def make_region(
 
 def find_region(agent: Agent, owner: str, name: str, timeout: float) -> Region:
     """Implements :meth:`Agent.find_region`."""
-    grant = service_of(agent).open(owner, 0, 0, name, _seconds(agent, timeout))
+    seconds = _seconds(agent, timeout)
+    _, _, incarnation = agent._find(owner)  # a restarted owner may use the region's number for other memory
+    grant = service_of(agent).open(owner, incarnation, 0, name, seconds)
     view = tensor_form(grant.shape)
     if view.nbytes != grant.nbytes:
         raise errors.ProtocolError(f"{owner!r} described region {name!r} as another size than it has")
-    region = Region(owner, 0, grant.id, view, agent)
+    region = Region(owner, incarnation, grant.id, view, agent)
     region._grant = grant
     return region

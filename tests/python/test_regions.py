@@ -132,6 +132,27 @@ def test_regions_are_awaited_beside_other_tasks(cluster):
     mine.drop()
 
 
+def test_a_handle_never_reads_memory_of_a_restarted_owner(agents):
+    b, first = agents("b"), agents("a")
+    first.region(torch.zeros(4), "one")
+    found = b.find_region("a", "one")
+    assert found.read().sum() == 0
+    first.leave()
+    second = agents("a")
+    second.region(torch.ones(4), "two")  # with the number that the other region had
+    failed = []
+
+    def refused():
+        try:
+            assert found.read().sum() == 0
+        except errors.Error as error:
+            failed.append(error)
+        return bool(failed) and isinstance(failed[-1], errors.NotFound)
+
+    assert eventually(refused), failed
+    assert "earlier process" in str(failed[-1])
+
+
 def test_a_wait_for_a_notification_ends_with_its_time_out_and_with_the_region(agents):
     a = agents("a")
     region = a.region(torch.zeros(3), write=True)
