@@ -2,7 +2,7 @@
 # pkg-config find them. It is the same in this build folder, in an install prefix, and in the wheel
 # (python -m tensorferry.cmake).
 #
-#   tensorferry::core    libtensorferry.a: agent, channels, typed calls. Needs OpenSSL's libssl, libcrypto.
+#   tensorferry::core    libtensorferry.a: agent, channels, typed calls, regions. Needs OpenSSL's libssl, libcrypto.
 #   tensorferry::torch   libtensorferry_torch.a: at::Tensor as a value. Only if TENSORFERRY_TORCH is on.
 #   tensorferry::c10d    libtensorferry_c10d.a: process groups of torch.distributed, data-parallel training. The same.
 #   tensorferry::torch_rpc   libtensorferry_torch_rpc.a: the agent of torch.distributed.rpc. The same.
@@ -54,7 +54,7 @@ endfunction()
 
 tensorferry_archive(tensorferry_core core tensorferry
   OF tensorferry_base tensorferry_channels tensorferry_agent tensorferry_rpc_core tensorferry_member
-     tensorferry_collectives tensorferry_cpp
+     tensorferry_regions tensorferry_collectives tensorferry_cpp
   LINK OpenSSL::SSL OpenSSL::Crypto Threads::Threads ${CMAKE_DL_LIBS})
 set(components)
 set(torch_headers)

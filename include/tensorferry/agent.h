@@ -26,6 +26,7 @@
 #include "tensorferry/future.h"
 #include "tensorferry/group.h"
 #include "tensorferry/object.h"
+#include "tensorferry/region.h"
 #include "tensorferry/store.h"
 #include "tensorferry/values.h"
 
@@ -217,6 +218,17 @@ class Agent {
                            detail::MayHoldObject<T>::value),
                      &detail::take_reply<T>);
   }
+
+  /// Makes the memory of a tensor a region, which peers read and write without a call: see region.h. `tensor` is
+  /// contiguous host memory; its owner is kept until the region is dropped and no transfer uses it. Throws
+  /// InvalidArgument: another tensor, or a name of more than 256 bytes.
+  OwnRegion region(const Tensor& tensor, RegionOptions options = {});
+  /// Opens the region that the peer `owner` has under `name`, or that a handle names. `timeout` as in TransferOptions.
+  /// Throws NotFound, PermissionDenied, ConnectionLost, DeadlineExceeded (region.h); InvalidArgument if the tensor
+  /// there is not row-major, which only Python makes.
+  PeerRegion find_region(std::string_view owner, std::string_view name,
+                         std::chrono::milliseconds timeout = std::chrono::milliseconds(-1));
+  PeerRegion open_region(const RegionHandle& handle, std::chrono::milliseconds timeout = std::chrono::milliseconds(-1));
 
   /// Shares an object of this process by reference. The program passes the returned Object to peers as an argument or a
   /// result, and the peers call the given methods. The object lives as long as any agent holds a reference to it.

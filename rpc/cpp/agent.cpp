@@ -77,6 +77,8 @@ int Agent::rank() const { return core_->self().rank; }
 std::string Agent::peer(int rank) const { return detail::value_or_throw(core_->member->find(rank)).name; }
 void Agent::leave() { core_->leave(); }
 void Agent::shutdown(std::chrono::milliseconds timeout) {
+  // Peers of no world may go on using regions here for ever, and the calls of their visits would be waited for.
+  core_->end_regions(core_->meeting.world_size != 0);
   const auto finished = core_->member->finish(timeout);
   core_->leave();
   detail::check(finished);

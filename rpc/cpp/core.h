@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,10 @@
 #include "rpc/member/member.h"
 #include "rpc/member/reference_marshaller.h"
 #include "tensorferry/agent.h"
+
+namespace tensorferry::regions {
+class RegionService;
+}
 
 namespace tensorferry::detail {
 
@@ -30,7 +35,7 @@ Placement placement_of(const DeviceMap& map);
 /// InvalidArgument.
 RawAgentOptions raw_options_of(AgentOptions& options, const OpenRendezvous& meeting);
 
-/// A member, its store and its groups. Thread-safe.
+/// A member, its store, its groups and its one-sided memory. Thread-safe.
 class AgentCore final : public std::enable_shared_from_this<AgentCore> {
  public:
   /// Peers cannot find `joined` yet.
@@ -49,17 +54,28 @@ class AgentCore final : public std::enable_shared_from_this<AgentCore> {
   [[nodiscard]] References& tables() const noexcept { return member->references(); }
   [[nodiscard]] const PeerInfo& self() const { return member->self(); }
 
-  /// Fails the groups, then leaves.
+  /// Fails the groups, ends the regions, then leaves.
   void leave() {
     groups->leave();
+    end_regions(false);
     member->leave();
   }
+
+  /// Returns the agent's one-sided memory, which begins with the first use.
+  std::shared_ptr<regions::RegionService> regions();
+  /// Ends its visits to peers and, unless `visits_alone`, its regions, if there are any. Does nothing in a forked
+  /// child.
+  void end_regions(bool visits_alone);
 
   const OpenRendezvous meeting;
   const std::shared_ptr<Member> member;
   const Milliseconds timeout;
   const DeviceSettings devices;
   const std::shared_ptr<collectives::Groups> groups;
+
+ private:
+  std::mutex regions_mutex_;
+  std::shared_ptr<regions::RegionService> regions_;
 };
 
 /// Collects the references inside one message to `peer`. Used by one thread; `peer` and `id` must outlive it.

@@ -86,6 +86,28 @@ def agent() -> Iterator[tensorferry.Agent]:
         peer.wait()
 
 
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_regions_are_read_and_written_in_both_languages(agent: tensorferry.Agent, dtype: torch.dtype) -> None:
+    contents = torch.arange(12).reshape(4, 3).to(dtype)
+    agent.rpc_sync("cpp", "make_table", args=(contents,))
+    theirs = agent.find_region("cpp", "table")
+    assert torch.equal(theirs.read(), contents)
+    assert torch.equal(theirs[1:3, 2].read(), contents[1:3, 2])
+    theirs[3].write(contents[0], notify=7)
+    peer, after = agent.rpc_sync("cpp", "table_after", args=(7,))
+    assert peer == "py" and torch.equal(after[3], contents[0])
+    with agent.region(contents, "mine"):
+        assert torch.equal(agent.rpc_sync("cpp", "read_region", args=("py", "mine")), contents)
+    with agent.region(contents.t(), "turned"), pytest.raises(errors.InvalidArgument, match="not row-major"):
+        agent.rpc_sync("cpp", "read_region", args=("py", "turned"))
+    agent.rpc_sync("cpp", "drop_table")
+    with pytest.raises(errors.NotFound):
+        theirs.read()
+
+
 def test_python_calls_a_function_of_cpp_by_name(agent: tensorferry.Agent) -> None:
     assert agent.rpc_sync("cpp", "add", args=(40, 2)) == 42
     assert agent.rpc_sync(1, "add", kwargs={"b": 1, "a": 2}) == 3

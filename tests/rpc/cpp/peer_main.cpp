@@ -109,6 +109,21 @@ void serve(Agent& agent) {
     const auto given = group->all_gather(tensor).get();
     return std::tuple(group->all_reduce(tensor.clone()).get(), given);
   });
+  // A region of C++, which Python reads and writes, and one of Python's.
+  const auto table = std::make_shared<OwnRegion>();
+  agent.serve("make_table", [&agent, table](const Tensor& contents) {
+    auto memory = mappable_tensor(contents.shape(), contents.dtype());
+    memory.copy_from(contents);
+    *table = agent.region(memory, {.name = "table", .write = true});
+  });
+  agent.serve("table_after", [table](std::uint64_t number) {
+    const auto told = table->await_notification(number, std::chrono::seconds(60));
+    return std::tuple(told.peer, table->tensor());
+  });
+  agent.serve("drop_table", [table] { *table = {}; });
+  agent.serve("read_region", [&agent](const std::string& owner, const std::string& name) {
+    return agent.find_region(owner, name).read();
+  });
   agent.serve("use", [](const Object& object, int n) { return object.call<int>("add", n).get(); });
 }
 
