@@ -1,5 +1,8 @@
 """A build of tensorferry works with one minor version of torch and says so at import."""
 
+import importlib
+import sys
+
 import pytest
 import torch
 from tensorferry import _build_info, _torch_check
@@ -24,3 +27,11 @@ def test_another_minor_version_is_refused_by_one_line_that_names_both_and_the_re
     assert "\n" not in said
     assert other in said and _build_info.TORCH_VERSION in said
     assert "pip install --no-build-isolation" in said
+
+
+def test_a_torch_without_transports_is_named_by_the_import_of_ours(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.distributed._transport", None)
+    monkeypatch.delitem(sys.modules, "tensorferry.transport", raising=False)
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
+    with pytest.raises(ImportError, match=r"_transport, which torch 2\.15 has and 2\.13\.0 lacks"):
+        importlib.import_module("tensorferry.transport")

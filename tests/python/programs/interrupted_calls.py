@@ -7,6 +7,7 @@ and fails the check. Functions of torch.distributed and methods of Group are in 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import inspect
 import os
 import signal
@@ -35,6 +36,11 @@ MODULES = [
     tensorferry, rpc, rpc.functions, tensorferry.futures, tensorferry.collectives, tensorferry.c10d, tensorferry.ddp,
     tensorferry.torch, tensorferry.rendezvous,
 ]  # fmt: skip
+TRANSPORT = importlib.util.find_spec("torch.distributed._transport") is not None  # torch 2.15 has it
+if TRANSPORT:
+    import tensorferry.transport
+
+    MODULES.append(tensorferry.transport)
 OF_INSTANCES = {"__next__", "__iter__", "__anext__", "__aiter__", "__await__", "__enter__", "__exit__", "__call__"}
 
 
@@ -51,6 +57,8 @@ def start_frozen() -> tuple[int, _C.Store]:
         theirs.send(str(server.port).encode())
         theirs.recv(1)
         tensorferry.Agent("frozen", store=dist.FileStore(str(FOLDER / "agents"), -1))
+        if TRANSPORT:
+            (FOLDER / "transport").write_bytes(tensorferry.transport.RegionTransport().bind())
         os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
     store = tensorferry.connect_store("127.0.0.1", int(ours.recv(10)))
@@ -216,6 +224,29 @@ VALUES = {
 WITH_METHODS = {
     "Future", "Loader", "OwnRegion", "Peer", "Publication", "RRef", "Region", "Registered", "Subscription", "Version",
 }  # fmt: skip
+
+
+if TRANSPORT:
+    BLOCK |= {
+        "RegionTransfer.wait": lambda: tensorferry.transport.RegionTransfer(100.0).wait(),
+        "RegionTransport.connect": lambda: tensorferry.transport.RegionTransport().connect(
+            (FOLDER / "transport").read_bytes()
+        ),
+    }
+    waiting = ("RegionTransfer.result", "RegionTransfer.synchronize")
+    waiting += ("RegionTransport.close", "RegionTransport.read", "RegionTransport.write")
+    ELSEWHERE |= dict.fromkeys(waiting, "waits as RegionTransfer.wait")
+    ELSEWHERE["RegionTransport.close_async"] = "a task of asyncio"
+    AT_ONCE |= {
+        "RegionTransfer.exception", "RegionTransfer.get_future", "RegionTransfer.is_completed",
+        "RegionTransfer.is_success", "RegionTransport.bind", "RegionTransport.connected", "RegionTransport.read_stream",
+        "RegionTransport.register_memory", "RegionTransport.supported", "RegionTransport.unregister_memory",
+        "RegionTransport.write_stream",
+    }  # fmt: skip
+    VALUES |= {
+        "RegionMemory", "RegionTransfer", "RegionTransport", "RegionView", "RemoteRegionBuffer", "WritableRegionView",
+    }  # fmt: skip
+    WITH_METHODS |= {"RegionTransfer", "RegionTransport"}
 
 
 def public() -> set[str]:
