@@ -151,8 +151,8 @@ TEST_P(RegionReads, WithoutTheRightAreRefused) {
 }
 
 TEST_P(RegionReads, NeverBringBytesOfWhatFollowsADrop) {
-  // The owner drops the region and fills its memory again, in a loop; a read that ends well has the region's bytes. Each
-  // second region waits until a read of it has ended, however long reads take here.
+  // The owner drops the region and fills its memory again, in a loop; a read that ends well has the region's bytes.
+  // Each second region waits until a read of it has ended, however long reads take here.
   std::atomic<bool> ended = false;
   std::atomic<int> good = 0;
   const auto bytes = memory(256 << 10);
