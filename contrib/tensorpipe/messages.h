@@ -1,5 +1,12 @@
-/// The descriptor, control messages and ticket of the tensorpipe channel, and the metadata of its pipes.
-/// docs/protocol.md, "Through TensorPipe", is normative. Knows nothing of TensorPipe itself.
+/// The descriptor, control messages and ticket of the tensorpipe channel, and the metadata of its pipes: the channel's
+/// wire protocol. Knows nothing of TensorPipe itself.
+///
+/// Two ends fit if version and device type are the same and they belong to two agents. The end with the smaller secret
+/// (its first word counts first) dials a pipe; equal secrets end the pair. Each end's first message on the pipe has no
+/// payload and no tensor; its metadata is the other end's secret, 16 bytes. The dialling end sends its message first.
+/// The listening end answers a pipe that proves itself in this way, and closes other pipes. Every later message answers
+/// a request: its metadata is the offer, and its one tensor has the bytes, for the receiver's device. A message without
+/// a request ends the pipe.
 #pragma once
 
 #include <array>

@@ -1,5 +1,13 @@
 // The reference protocol against a model that knows each agent's holds. Agents pass on, drop, fail and die at random.
 // No object may be freed early or leak.
+//
+// Why the rules of docs/codec.md ("Rules", whose numbers stand here) suffice. Not early: a hold comes in a message of
+// its parent, and the parent keeps its own hold until it gets `accept`, which is sent only after the owner has answered
+// `fork`. So from any living hold a chain of parents leads to one that the owner knows. A hold is removed only after
+// all that was made of it has been accepted (4), or can no longer come (5). Only the death of an agent in the middle
+// breaks a chain; the holders behind it find the object gone, and report it. No leak: every hold is removed (4), or its
+// holder dies (6). Every fork under way is accepted, refused, or its receiver dies (3, 5, 6). Bounds: 65536 refused
+// forks per parent, 65536 dead incarnations, and for creations that came, the runs of their consecutive numbers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
