@@ -109,7 +109,14 @@ def test_methods_of_objects_and_creations_are_sent_again(pair):
     sever()
     assert eventually(lambda: a.rpc_sync("b", max, args=(1, 2), idempotent=True) == 2)
     go_on.set()
-    assert made.to_here().tolist() == [2, 2]  # fails with a connection that is lost, as it is not sent again
+
+    def value() -> list[float]:
+        try:
+            return made.to_here().tolist()
+        except errors.ConnectionLost:  # both agents dialled at once, and one of the new connections is given up
+            return []
+
+    assert eventually(lambda: value() == [2, 2])
     assert runs == {1: 1, 2: 1}
 
 
