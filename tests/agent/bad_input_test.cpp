@@ -148,7 +148,8 @@ class BadInput : public ::testing::Test {
       EXPECT_TRUE(eventually([&] { return lost_ == hostile_; }));
       auto lines = log_until_ended(peer);
       // raw_dial() may have dialled twice.
-      std::erase_if(lines, [](const std::string& line) { return line.find("refused a connection") != std::string::npos; });
+      std::erase_if(lines,
+                    [](const std::string& line) { return line.find("refused a connection") != std::string::npos; });
       EXPECT_EQ(lines.size(), 1U) << ::testing::PrintToString(lines);
       if (lines.empty()) continue;
       EXPECT_THAT(lines[0], HasSubstr("peer=" + hello.name + " connection lost: "));
