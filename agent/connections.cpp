@@ -423,7 +423,8 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
 
 std::optional<Connections::Remains> Connections::end(const Status& why, bool unless_awaited) {
   const std::lock_guard lock(mutex_);
-  if (closed_.load() || (unless_awaited && !unsent_.calls.empty())) return std::nullopt;
+  const bool called = slot(ConnectionRole::calls_in).stream != nullptr;
+  if (closed_.load() || (unless_awaited && (called || !unsent_.calls.empty()))) return std::nullopt;
   status_ = why;
   closed_.store(true, std::memory_order_release);
   changed_state();

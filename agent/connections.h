@@ -196,7 +196,7 @@ class Connections final {
     std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
   };
   /// Marks the link as ended, and hands out what it had. Nullopt: it has ended before, or `unless_awaited` and calls
-  /// wait for a connection.
+  /// wait for a connection, or the peer has dialled one.
   std::optional<Remains> end(const Status& why, bool unless_awaited);
   /// Runs on the reactor thread at least once a second. Sends heartbeats to a peer on another host. Returns why the
   /// link must be closed, or Ok: three intervals were silent.

@@ -7,6 +7,7 @@
 #include <random>
 #include <thread>
 
+#include "agent/agent_metrics.h"
 #include "tests/agent/peers.h"
 #include "tests/agent/raw_peer.h"
 #include "tests/base/manual_clock.h"
@@ -289,6 +290,24 @@ TEST(LostPeer, IsDetectedByTheEndOfItsBulkConnectionBehindAFrame) {
   EXPECT_TRUE(calls.connection.ended());
   ASSERT_TRUE(call.wait(Clock().now() + long_enough));
   EXPECT_EQ(call.take().status().code(), Code::connection_lost);
+}
+
+TEST(LostPeer, IsNoneThatHasDialledWhileItCouldNotBeDialled) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto a = join(store, "a", {"unix", "basic"});
+  serve_echo(*a);
+  RawPeer peer(store, "peer");
+  auto call = a->call("peer", "f", {}, within(milliseconds(50)));  // a dials, and nobody answers
+  ASSERT_TRUE(call.wait(Clock().now() + long_enough));
+  auto calls = raw_dial(store, "a", peer.hello());
+  ASSERT_TRUE(calls.write(request_frame(1, "echo")).ok());
+  ASSERT_TRUE(calls.read(wire::Kind::reply).ok());
+  peer.refuse();  // now a's attempt ends, and no call waits for it
+  ASSERT_TRUE(eventually([&] { return a->metrics().dials_failed == 1; }));
+  for (std::uint64_t number = 2; number < 100; ++number) {
+    ASSERT_TRUE(calls.write(request_frame(number, "echo")).ok());
+    ASSERT_TRUE(calls.read(wire::Kind::reply).ok()) << "the peer's connection goes on";
+  }
 }
 
 TEST(LostPeer, IsOneWhoseBulkConnectionNobodyCanDial) {
