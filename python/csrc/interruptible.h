@@ -2,12 +2,11 @@
 #pragma once
 
 #include <chrono>
-#include <exception>
 #include <future>
 #include <string_view>
 #include <utility>
 
-#include "base/threads.h"
+#include "base/run_detached.h"
 #include "python/csrc/interpreter.h"
 
 namespace tensorferry::python {
@@ -25,15 +24,7 @@ auto unlocked(Operation operation) {
 template <class Operation>
 auto interruptible(std::string_view waited_for, Operation operation) {
   if (!handles_signals()) return unlocked(std::move(operation));
-  std::promise<decltype(operation())> promise;
-  auto result = promise.get_future();
-  start_thread([operation = std::move(operation), promise = std::move(promise)]() mutable {
-    try {
-      promise.set_value(operation());
-    } catch (...) {
-      promise.set_exception(std::current_exception());
-    }
-  }).detach();
+  auto result = run_detached(std::move(operation));
   while (unlocked([&] { return result.wait_for(std::chrono::milliseconds(50)); }) != std::future_status::ready) {
     if (PyErr_CheckSignals() == 0) continue;
     describe_interruption(waited_for);

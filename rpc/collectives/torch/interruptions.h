@@ -11,7 +11,7 @@
 #include <future>
 #include <utility>
 
-#include "base/threads.h"
+#include "base/run_detached.h"
 
 namespace tensorferry::collectives {
 
@@ -47,15 +47,7 @@ auto run_interruptibly(Run run) -> decltype(run()) {
   WaitInterruption interruption;
   const auto interrupted = interruption.check();
   if (!interrupted) return run();
-  std::promise<decltype(run())> promise;
-  auto result = promise.get_future();
-  start_thread([run = std::move(run), promise = std::move(promise)]() mutable {
-    try {
-      promise.set_value(run());
-    } catch (...) {
-      promise.set_exception(std::current_exception());
-    }
-  }).detach();
+  auto result = run_detached(std::move(run));
   while (result.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready && !interrupted()) {
   }
   interruption.rethrow();
