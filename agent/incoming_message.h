@@ -110,7 +110,7 @@ class IncomingMessage final {
       end = Bundle::next_part(end) + part.bytes;
       const auto* const into = part.index < into_.size() ? &into_[part.index] : nullptr;
       if (into != nullptr && into->data != nullptr && into->device == Device() && into->bytes == part.bytes) {
-        std::memcpy(into->data, data, part.bytes);
+        if (part.bytes != 0) std::memcpy(into->data, data, part.bytes);
         buffers[part.index] = *into;
       } else {
         buffers[part.index] = {Device(), data, static_cast<std::size_t>(part.bytes), nullptr, whole.owner};
