@@ -297,7 +297,7 @@ TEST(LostPeer, IsNoneThatHasDialledWhileItCouldNotBeDialled) {
   const auto a = join(store, "a", {"unix", "basic"});
   serve_echo(*a);
   RawPeer peer(store, "peer");
-  auto call = a->call("peer", "f", {}, within(milliseconds(50)));  // a dials, and nobody answers
+  auto call = a->call("peer", "f", {}, within(milliseconds(50)));  // a dials, and the peer does not answer
   ASSERT_TRUE(call.wait(Clock().now() + long_enough));
   auto calls = raw_dial(store, "a", peer.hello());
   ASSERT_TRUE(calls.write(request_frame(1, "echo")).ok());

@@ -135,7 +135,7 @@ class FailingHandler(logging.Handler):
 
 
 def observe() -> None:
-    """Lets each log record, and each exception that nobody can catch, raise another exception."""
+    """Lets each log record, and each exception that Python cannot hand to a caller, raise another exception."""
     logger = logging.getLogger("tensorferry")
     logger.setLevel(logging.INFO)
     logger.addHandler(FailingHandler())
