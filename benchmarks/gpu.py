@@ -28,6 +28,7 @@ from benchmarks.units import gigabytes_sent as gigabytes
 OURS, TORCH, COPY = "tensorferry", "torch.distributed.rpc", "cudaMemcpyPeerAsync"
 PINNED, CHUNKED = "slower of pinned D2H, H2D", "down and up in chunks, one process"
 FIXED = "tensorferry, cudaMalloc'd segments"
+BY_CALL, GATHER, COPIES = "tensorferry, a dict by a call", "index_select, one process", "copy_ of each, one process"
 GLOO = "Gloo"
 AMONG = {OURS: "tensorferry", NCCL_REDUCE: "nccl", SYMMETRIC: "symmetric"}
 SECONDS = 0.4
@@ -246,6 +247,24 @@ def _all_reduce(name: str, size: int, target: float, there: int) -> Row:
     return Row(name, f"all_reduce of {text}, {where}", MICROSECONDS, contestants, {GLOO: target}, 1 + there)
 
 
+def _region_blocks(name: str, there: int) -> Row:
+    contestants = {OURS: ours("region_blocks", 0, 0, there), GATHER: bare("gather", here=0)}
+    where = "GPU 1 to GPU 0" if there else "one GPU, two processes"
+    title = f"40,064 blocks of 8 KB of a peer's region, read in any order, {where}"
+    return Row(name, title, MICROSECONDS, contestants, {} if there else {GATHER: 0.8}, gpus=1 + there)
+
+
+def _region_weights(name: str, there: int) -> Row:
+    contestants = {
+        OURS: ours("region_weights", 0, 0, there),
+        BY_CALL: ours("weights_by_call", 0, 0, there),
+        COPIES: bare("copies_of_weights", here=0, there=there),
+    }
+    where = "GPU 1 to GPU 0" if there else "one GPU, two processes"
+    title = f"290 tensors (0.6 GB) of a peer's regions, {where}"
+    return Row(name, title, MICROSECONDS, contestants, {COPIES: 0.8}, gpus=1 + there)
+
+
 GROUP_SIZES = (("1kb", KILO, 5), ("1mb", MEGA, 10), ("64mb", 64 * MEGA, 50))
 
 # Bytes, and how many times as fast as torch's symmetric memory and as NCCL we are to be, if there is a target.
@@ -285,6 +304,10 @@ ROWS = [
     _by_tensorpipe("same-tensorpipe-64mb", 0),
     _expandable("expandable-64mb", 1),
     _expandable("same-expandable-64mb", 0),
+    _region_blocks("region-blocks", 1),
+    _region_blocks("same-region-blocks", 0),
+    _region_weights("region-weights", 1),
+    _region_weights("same-region-weights", 0),
     *[
         _torch_backend(f"{prefix}torch-backend-{name}", size, unit, there)
         for prefix, there in (("", 1), ("same-", 0))

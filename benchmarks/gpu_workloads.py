@@ -338,3 +338,99 @@ def among(
         raise AssertionError(f"{backend} at rank {rank} wrote {result[:3].tolist()}..., not {expected}")
     dist.barrier(_groups["tensorferry"])  # no rank lets go of memory that another one reads
     return samples
+
+
+# ---- regions: one-sided reads of the callee's memory
+
+BLOCK, BLOCKS = 8192, 40_064  # of a cache of keys and values
+_kept: list[Any] = []
+
+
+def _shapes() -> list[tuple[int, ...]]:
+    """290 tensors of 0.6 GB in bfloat16, as a transformer of 24 layers has them."""
+    layer = [(1024, 1024), (1024, 1024), (256, 1024), (256, 1024), (2816, 1024), (2816, 1024), (1024, 2816)]
+    small = [(1024,), (1024,), (1024,), (128,), (128,)]
+    return [*(layer + small) * 24, (32_000, 1024), (1024, 1024)]
+
+
+def own(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[Any]:
+    """The callee's side: a region of ones for each shape."""
+    import tensorferry.rpc as rpc
+
+    for region in _kept:
+        region.drop()
+    _kept[:] = [rpc.region(torch.ones(shape, dtype=dtype, device="cuda")) for shape in shapes]
+    torch.cuda.synchronize()
+    return list(_kept)
+
+
+def _some_blocks(device: int) -> torch.Tensor:
+    return torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(3)).to(device)
+
+
+def region_blocks(rpc: ModuleType, seconds: float, size: int, here: int) -> list[int]:
+    """All blocks of a region of the callee in any order, until they are here."""
+    [paged] = rpc.rpc_sync(PEER, own, args=([(BLOCKS, BLOCK)], torch.uint8))
+    into, indices = torch.zeros(BLOCKS, BLOCK, dtype=torch.uint8, device=here), _some_blocks(here)
+    samples = _repeat(lambda: paged.read_blocks(indices, into=into), seconds)
+    if paged.carried() != "mapped" or not into.eq(1).all():
+        raise AssertionError(f"blocks {paged.carried()}, or with other bytes")
+    return samples
+
+
+def gather(_: ModuleType, seconds: float, here: int) -> list[int]:
+    """The same blocks gathered by torch inside one process."""
+    source = torch.ones(BLOCKS, BLOCK, dtype=torch.uint8, device=here)
+    into, indices = torch.zeros_like(source), _some_blocks(here)
+
+    def operation() -> None:
+        torch.index_select(source, 0, indices, out=into)
+        torch.cuda.current_stream(here).synchronize()
+
+    return _repeat(operation, seconds)
+
+
+def region_weights(rpc: ModuleType, seconds: float, size: int, here: int) -> list[int]:
+    """290 tensors of the callee, until they are here."""
+    import tensorferry
+
+    handles = rpc.rpc_sync(PEER, own, args=(_shapes(), torch.bfloat16))
+    into = [torch.zeros(handle.shape, dtype=handle.dtype, device=here) for handle in handles]
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    tensorferry.read_regions(handles, into)
+    print(f"  (the first time, with 290 grants: {1e3 * (time.perf_counter() - begin):.1f} ms)", flush=True)
+    samples = _repeat(lambda: tensorferry.read_regions(handles, into), seconds)
+    if not all(out.eq(1).all() for out in into):
+        raise AssertionError("weights with other bytes")
+    return samples
+
+
+def weights_by_call(rpc: ModuleType, seconds: float, size: int, here: int) -> list[int]:
+    """The same tensors in a dict that a call brings."""
+    rpc.rpc_sync(PEER, own, args=(_shapes(), torch.bfloat16))
+
+    def operation() -> None:
+        rpc.rpc_sync(PEER, owned)
+        torch.cuda.current_stream(here).synchronize()
+
+    return _repeat(operation, seconds)
+
+
+def owned() -> dict[str, torch.Tensor]:
+    """The callee's side."""
+    return {str(place): region.tensor for place, region in enumerate(_kept)}
+
+
+def copies_of_weights(_: ModuleType, seconds: float, here: int, there: int) -> list[int]:
+    """The same tensors copied one by one inside one process."""
+    sources = [torch.ones(shape, dtype=torch.bfloat16, device=there) for shape in _shapes()]
+    into = [torch.zeros(shape, dtype=torch.bfloat16, device=here) for shape in _shapes()]
+
+    def operation() -> None:
+        for out, source in zip(into, sources, strict=True):
+            out.copy_(source, non_blocking=True)
+        torch.cuda.current_stream(here).synchronize()
+        torch.cuda.current_stream(there).synchronize()
+
+    return _repeat(operation, seconds)

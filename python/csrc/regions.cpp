@@ -32,18 +32,35 @@ using regions::VersionView;
 using Tensors = std::vector<at::Tensor>;
 using Ranges = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 
-/// Returns the bytes of a dense CPU tensor; the buffer keeps its storage.
-Buffer bytes_of(const at::Tensor& tensor) {
-  if (!tensor.is_cpu()) {
-    raise(
-        Status(Code::invalid_argument, "a tensor on " + tensor.device().str() +
-                                           ": regions and versions are in host memory; devices are not supported yet"));
+/// Returns the bytes of a dense tensor on the CPU or on a CUDA device; the buffer keeps its storage.
+Buffer memory_of(const at::Tensor& tensor) {
+  if (!tensor.is_cpu() && !tensor.is_cuda()) {
+    raise(Status(Code::invalid_argument,
+                 "a tensor on " + tensor.device().str() + ": regions are in memory of the CPU or of a CUDA device"));
   }
   if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense()) {
     raise(Status(Code::invalid_argument, "a tensor with gaps or without one memory of its own: make it contiguous()"));
   }
+  Device device;
+  if (tensor.is_cuda()) device = {DeviceType::cuda, static_cast<std::uint8_t>(tensor.device().index())};
   auto kept = std::make_shared<c10::Storage>(tensor.storage());
-  return {{}, static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes(), nullptr, std::move(kept)};
+  return {device, static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes(), nullptr, std::move(kept)};
+}
+
+/// Returns the bytes of a dense CPU tensor; the buffer keeps its storage.
+Buffer bytes_of(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return memory_of(tensor);
+  raise(Status(Code::invalid_argument, "a tensor on " + tensor.device().str() +
+                                           ": versions are in host memory; devices are not supported yet"));
+}
+
+/// Returns the memory of a GPU as a tensor of bytes on that GPU, which keeps it mapped.
+at::Tensor tensor_of_gpu(Buffer memory) {
+  const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(memory.device.index));
+  return at::from_blob(
+      memory.data, {static_cast<std::int64_t>(memory.bytes)},
+      [kept = std::move(memory.owner)](void*) mutable { kept = {}; }, at::TensorOptions(at::kByte).device(device),
+      device);
 }
 
 std::optional<Clock::time_point> until_of(double seconds) {
@@ -97,7 +114,7 @@ Runs runs_of(std::uint64_t run_bytes, const py::object& offsets) {
 
 /// Returns whether a copy takes less time than to release the GIL and take it back.
 bool is_quick(const RemoteRegion& region, std::size_t bytes) {
-  return region.reach() == regions::Reach::mapped && bytes <= (std::size_t{16} << 10);
+  return !region.on_gpu() && region.reach() == regions::Reach::mapped && bytes <= (std::size_t{16} << 10);
 }
 
 std::shared_ptr<RegionService> service_of(PythonAgent& agent) {
@@ -168,7 +185,7 @@ void bind_owned(Class<RegionService>& service) {
           [](RegionService& self, const at::Tensor& tensor, bool read, bool write, std::vector<std::string> peers,
              const std::string& name, std::string shape) {
             return value_or_raise(
-                self.owned->add(bytes_of(tensor), {read, write, std::move(peers)}, name, std::move(shape)));
+                self.owned->add(memory_of(tensor), {read, write, std::move(peers)}, name, std::move(shape)));
           },
           py::arg("tensor"), py::arg("read"), py::arg("write"), py::arg("peers"), py::arg("name"), py::arg("shape"))
       .def(
@@ -205,6 +222,19 @@ void bind_remote(Class<RemoteRegion>& remote, Class<RegionService>& service) {
   remote.def_property_readonly("id", &RemoteRegion::id)
       .def_property_readonly("nbytes", &RemoteRegion::bytes)
       .def_property_readonly("shape", [](const RemoteRegion& self) { return self.shape(); })
+      .def_property_readonly("on_gpu", &RemoteRegion::on_gpu)
+      .def("check", [](const RemoteRegion& self) { check(self.alive()); })
+      .def(
+          "map_on",
+          [](RemoteRegion& self, int device, bool to_write) -> std::optional<at::Tensor> {
+            auto mapped = [&] {
+              const GilReleased released;
+              return self.map_on(device, to_write);
+            }();
+            if (mapped.status().code() == Code::channel_unavailable) return std::nullopt;
+            return tensor_of_gpu(value_or_raise(std::move(mapped)));
+          },
+          py::arg("device"), py::arg("to_write"))
       .def_property_readonly("alive", [](const RemoteRegion& self) { return self.alive().ok(); })
       .def_property_readonly("carried",
                              [](const RemoteRegion& self) {

@@ -23,7 +23,7 @@ from .errors import Error, RemoteError, RemoteTraceback  # noqa: E402
 from .futures import Future, as_completed, awaitable, wait_all  # noqa: E402
 from .peers import Peer  # noqa: E402
 from .published import Loader, Publication, Subscription, Version  # noqa: E402
-from .regions import Notification, OwnRegion, Region  # noqa: E402
+from .regions import Notification, OwnRegion, Region, read_regions  # noqa: E402
 from .rendezvous import StoreServer, connect_store  # noqa: E402
 from .sharing import Registered, Shared, empty, register, share  # noqa: E402
 from .streams import Stream  # noqa: E402
@@ -58,6 +58,7 @@ __all__ = [
     "errors",
     "futures",
     "on_default_stream",
+    "read_regions",
     "register",
     "rpc",
     "share",

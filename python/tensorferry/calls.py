@@ -319,9 +319,10 @@ class Calls(_C.Agent):
 
         The tensor stays where it is, and alive until the region is dropped. Peers of this host map memory of
         :func:`tensorferry.empty`; of other memory the kernel copies reads, and this agent serves writes.
+        Memory of a GPU is mapped by peers of this host, unless it is torch's expandable segments.
 
         Args:
-            tensor: a dense CPU tensor.
+            tensor: a dense tensor on the CPU or on a CUDA device.
             name: peers may find the region by it (:meth:`find_region`). A later region of the name replaces it there.
             read: peers may read it.
             write: peers may write it.
@@ -331,7 +332,7 @@ class Calls(_C.Agent):
             A handle, which travels in calls.
 
         Raises:
-            InvalidArgument: the tensor has gaps, or is on a device: these are not supported yet.
+            InvalidArgument: the tensor has gaps, or is on a device of another type.
 
         Example::
 

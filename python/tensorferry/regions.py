@@ -7,17 +7,17 @@ those of a tensor do. docs/regions.md says what each failure does, and which way
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from . import _C, errors
+from . import _C, errors, gpu_regions
 
 if TYPE_CHECKING:
     from .agent import Agent
 
-__all__ = ["Notification", "OwnRegion", "Region", "form_of", "service_of", "tensor_form"]
+__all__ = ["Notification", "OwnRegion", "Region", "form_of", "read_regions", "service_of", "tensor_form"]
 
 
 def service_of(agent: Agent) -> _C.RegionService:
@@ -98,10 +98,16 @@ class Region:
     It can be passed in calls. Reads and writes go to the owner's memory directly, and run no code of its program:
 
     - on the owner's host they copy in memory that is mapped, or the kernel copies (reads of memory that is not);
+    - on a GPU of this host, a GPU of this process copies in memory that its driver has mapped;
     - else the owner's agent sends or takes the bytes.
 
     They are not atomic: a read that overlaps a write may see a part of it. Use :meth:`Agent.subscribe` for values that
     must never be torn. ``timeout`` is in seconds, 0: none; it counts for each answer of the owner, not for a copy.
+
+    Copies by a GPU are enqueued on the current stream. With ``stream_ordered=True`` the method then returns: the bytes
+    are there in the order of the stream, also at each replay of a CUDA graph that was captured so. If the region is
+    dropped meanwhile, nothing says so until :meth:`check`. Without it, the method waits for the stream and checks.
+    Nothing orders a copy behind the streams of the owner: it synchronises before it tells others of its bytes.
 
     After an error the contents of ``into`` are undefined, and any part of a write may have landed.
 
@@ -137,6 +143,7 @@ class Region:
         self._view = view  # on the device "meta": it has no memory
         self._agent = agent
         self._grant: _C.RemoteRegion | None = None
+        self._on_gpu = False  # known with the grant
         self._layout: tuple[int, int | torch.Tensor] | None = None  # as _runs() gives it
 
     @property
@@ -162,7 +169,7 @@ class Region:
 
     def _part(self, view: torch.Tensor) -> Region:
         part = Region(self.owner, self._incarnation, self._id, view, self._agent)
-        part._grant = self._grant
+        part._grant, part._on_gpu = self._grant, self._on_gpu
         return part
 
     def __repr__(self) -> str:
@@ -177,24 +184,32 @@ class Region:
         if self._grant is None or not self._grant.alive:
             agent = self._agent or _C.current_agent()
             service = service_of(agent)  # type: ignore[arg-type]
-            self._grant = service.open(self.owner, self._incarnation, self._id, "", seconds)
+            self._take(service.open(self.owner, self._incarnation, self._id, "", seconds))
+        assert self._grant is not None
         return self._grant
+
+    def _take(self, grant: _C.RemoteRegion) -> None:
+        self._grant = grant
+        self._on_gpu = grant.on_gpu
 
     def _limit(self, timeout: float) -> float:
         return _seconds(self._agent or _C.current_agent(), timeout)  # type: ignore[arg-type]
 
-    def read(self, into: torch.Tensor | None = None, timeout: float = -1) -> torch.Tensor:
+    def read(
+        self, into: torch.Tensor | None = None, timeout: float = -1, *, stream_ordered: bool = False
+    ) -> torch.Tensor:
         """Reads the part. Returns ``into``, or a new tensor.
 
         Args:
-            into: a CPU tensor of the part's shape and dtype.
+            into: a tensor of the part's shape and dtype, on the CPU or a CUDA device. None: a new tensor, on the
+                current CUDA device if the region is on a GPU and torch has one here, else on the CPU.
             timeout: seconds for each answer of the owner; -1: the agent's default; 0: none.
+            stream_ordered: for a region on a GPU: return before the copy has run.
 
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        run, offsets = self._all_runs()
-        return self._read(run, offsets, self._view.shape, into, timeout)
+        return self._read(None, self._all_runs, self._view.shape, into, timeout, stream_ordered)
 
     def _all_runs(self) -> tuple[int, int | torch.Tensor]:
         if self._layout is None:
@@ -202,17 +217,31 @@ class Region:
         return self._layout
 
     def _read(
-        self, run: int, offsets: int | torch.Tensor, shape: Sequence[int], into: torch.Tensor | None, timeout: float
+        self,
+        indices: torch.Tensor | None,
+        runs: Callable[[], tuple[int, int | torch.Tensor]],
+        shape: Sequence[int],
+        into: torch.Tensor | None,
+        timeout: float,
+        stream_ordered: bool,
     ) -> torch.Tensor:
-        out = torch.empty(shape, dtype=self.dtype) if into is None else self._fitting(into, shape, "into")
-        if out.numel() == 0:
-            return out if into is None else into
+        if into is not None and self._fitting(into, shape, "into").numel() == 0:
+            return into
         seconds = self._limit(timeout)
-        target = out if out.is_contiguous() else torch.empty(shape, dtype=self.dtype)
-        self._opened(seconds).read(run, offsets, target, seconds)
+        grant = self._opened(seconds)
+        out = into
+        if out is None:
+            on_gpu = self._on_gpu and torch.cuda.is_available()
+            out = torch.empty(shape, dtype=self.dtype, device="cuda" if on_gpu else "cpu")
+        by_gpu = self._on_gpu or stream_ordered
+        if out.numel() == 0 or (by_gpu and gpu_regions.read(self, grant, indices, out.detach(), stream_ordered)):
+            return out
+        run, offsets = runs()
+        target = out if out.is_cpu and out.is_contiguous() else torch.empty(shape, dtype=self.dtype)
+        grant.read(run, offsets, target, seconds)
         if target is not out:
             out.detach().copy_(target)
-        return out if into is None else into
+        return out
 
     def _fitting(self, tensor: torch.Tensor, shape: Sequence[int], name: str) -> torch.Tensor:
         if tensor.dtype != self._view.dtype or tensor.shape != torch.Size(shape):
@@ -221,51 +250,100 @@ class Region:
             )
         return tensor
 
-    def write(self, tensor: torch.Tensor, notify: int | None = None, timeout: float = -1) -> None:
+    def write(
+        self,
+        tensor: torch.Tensor,
+        notify: int | None = None,
+        timeout: float = -1,
+        *,
+        stream_ordered: bool = False,
+    ) -> None:
         """Writes the part.
 
         Args:
-            tensor: a CPU tensor of the part's shape and dtype.
+            tensor: a tensor of the part's shape and dtype, on the CPU or a CUDA device.
             notify: a number from 0 to 2^64 - 1 that the owner gets (:meth:`OwnRegion.await_notification`) when all the
                 bytes are there.
             timeout: seconds for each answer of the owner; -1: the agent's default; 0: none.
+            stream_ordered: for a region on a GPU, without ``notify``: return before the copy has run.
 
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        run, offsets = self._all_runs()
-        seconds = self._limit(timeout)
-        source = self._fitting(tensor, self.shape, "the tensor").detach().contiguous()
-        self._opened(seconds).write(run, offsets, source, notify, seconds)
+        source = self._fitting(tensor, self.shape, "the tensor").detach()
+        self._write(None, self._all_runs, source, notify, timeout, stream_ordered)
 
-    def _blocks(self, indices: torch.Tensor) -> tuple[int, torch.Tensor, list[int]]:
-        block = self._view[:1]
-        run, first = _runs(block)
-        if isinstance(first, torch.Tensor):
-            raise errors.InvalidArgument("blocks without gaps: the part's dimensions after the first are not dense")
+    def _write(
+        self,
+        indices: torch.Tensor | None,
+        runs: Callable[[], tuple[int, int | torch.Tensor]],
+        source: torch.Tensor,
+        notify: int | None,
+        timeout: float,
+        stream_ordered: bool,
+    ) -> None:
+        if stream_ordered and notify is not None:
+            raise errors.InvalidArgument("notify= tells of bytes that are there: leave stream_ordered out")
+        seconds = self._limit(timeout)
+        grant = self._opened(seconds)
+        by_gpu = self._on_gpu or stream_ordered
+        if by_gpu and gpu_regions.write(self, grant, indices, source, stream_ordered):
+            if notify is not None:
+                nothing = torch.empty(0, dtype=torch.int64)
+                grant.write(0, nothing, nothing, notify, seconds)
+            return
+        run, offsets = runs()
+        grant.write(run, offsets, source.cpu().contiguous(), notify, seconds)
+
+    def _checked(self, indices: torch.Tensor, stream_ordered: bool) -> torch.Tensor:
+        """Returns the indices in one dimension. Looks at their values unless that would wait for a stream."""
+        indices = indices.reshape(-1)
         count = self.shape[0]
-        indices = indices.reshape(-1).to("cpu", torch.int64)
+        if stream_ordered and indices.is_cuda:
+            return indices  # the kernels of torch look at them
         if indices.numel() and not (int(indices.min()) >= 0 and int(indices.max()) < count):
             raise errors.InvalidArgument(f"the indices of blocks are from 0 to {count - 1}")
-        offsets = indices * (self._view.stride(0) * self._view.element_size()) + first
-        return run, offsets, [indices.numel(), *self.shape[1:]]
+        return indices
 
-    def read_blocks(self, indices: torch.Tensor, into: torch.Tensor | None = None, timeout: float = -1) -> torch.Tensor:
+    def _block_runs(self, indices: torch.Tensor) -> tuple[int, torch.Tensor]:
+        run, first = _runs(self._view[:1])
+        if isinstance(first, torch.Tensor):
+            raise errors.InvalidArgument("blocks without gaps: the part's dimensions after the first are not dense")
+        places = indices.to("cpu", torch.int64)
+        return run, places * (self._view.stride(0) * self._view.element_size()) + first
+
+    def read_blocks(
+        self,
+        indices: torch.Tensor,
+        into: torch.Tensor | None = None,
+        timeout: float = -1,
+        *,
+        stream_ordered: bool = False,
+    ) -> torch.Tensor:
         """Reads ``part[indices]``: blocks along the first dimension, without any Python code for each block.
 
         Args:
-            indices: integers from 0 up, in any order.
-            into: a CPU tensor of shape ``(len(indices), *part.shape[1:])``.
+            indices: integers from 0 up, in any order. On a CUDA device they are checked by the host unless
+                ``stream_ordered``; then by the kernel, as for torch's own indexing.
+            into: as for :meth:`read`, of shape ``(len(indices), *part.shape[1:])``.
             timeout: seconds for each answer of the owner; -1: the agent's default; 0: none.
+            stream_ordered: as for :meth:`read`.
 
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        run, offsets, shape = self._blocks(indices)
-        return self._read(run, offsets, shape, into, timeout)
+        places = self._checked(indices, stream_ordered)
+        shape = [places.numel(), *self.shape[1:]]
+        return self._read(places, lambda: self._block_runs(places), shape, into, timeout, stream_ordered)
 
     def write_blocks(
-        self, indices: torch.Tensor, tensor: torch.Tensor, notify: int | None = None, timeout: float = -1
+        self,
+        indices: torch.Tensor,
+        tensor: torch.Tensor,
+        notify: int | None = None,
+        timeout: float = -1,
+        *,
+        stream_ordered: bool = False,
     ) -> None:
         """Writes ``part[indices] = tensor``, as :meth:`write`.
 
@@ -274,14 +352,14 @@ class Region:
             tensor: as for the other.
             notify: as for :meth:`write`.
             timeout: as for :meth:`read`.
+            stream_ordered: as for :meth:`write`.
 
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        run, offsets, shape = self._blocks(indices)
-        source = self._fitting(tensor, shape, "the tensor").detach().contiguous()
-        seconds = self._limit(timeout)
-        self._opened(seconds).write(run, offsets, source, notify, seconds)
+        places = self._checked(indices, stream_ordered)
+        source = self._fitting(tensor, [places.numel(), *self.shape[1:]], "the tensor").detach()
+        self._write(places, lambda: self._block_runs(places), source, notify, timeout, stream_ordered)
 
     async def read_async(self, into: torch.Tensor | None = None, timeout: float = -1) -> torch.Tensor:
         """Reads as :meth:`read`, on a thread of asyncio's. If the task is cancelled, the transfer goes on, and
@@ -294,7 +372,7 @@ class Region:
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        return await asyncio.to_thread(self.read, into, timeout)
+        return await gpu_regions.apart(self.read, into, timeout)
 
     async def read_blocks_async(
         self, indices: torch.Tensor, into: torch.Tensor | None = None, timeout: float = -1
@@ -309,7 +387,7 @@ class Region:
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        return await asyncio.to_thread(self.read_blocks, indices, into, timeout)
+        return await gpu_regions.apart(self.read_blocks, indices, into, timeout)
 
     async def write_async(self, tensor: torch.Tensor, notify: int | None = None, timeout: float = -1) -> None:
         """Writes as :meth:`write`, on a thread of asyncio's.
@@ -322,7 +400,17 @@ class Region:
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        await asyncio.to_thread(self.write, tensor, notify, timeout)
+        await gpu_regions.apart(self.write, tensor, notify, timeout)
+
+    def check(self) -> None:
+        """Raises if the region has been dropped, or its owner has gone, since this handle was first used. For copies
+        with ``stream_ordered``: call it when the stream has passed them, before their bytes are trusted.
+
+        Raises:
+            NotFound, ConnectionLost: see :class:`Region`.
+        """
+        if self._grant is not None:
+            self._grant.check()
 
     def carried(self, timeout: float = -1) -> str:
         """Returns how reads go: "mapped", "in place" (the kernel copies), or "served" (the owner's agent sends).
@@ -338,6 +426,38 @@ class Region:
 
 def _handle(owner: str, incarnation: int, id: int, dtype: torch.dtype, shape: Any, strides: Any, offset: int) -> Region:
     return Region(owner, incarnation, id, torch.empty(0, dtype=dtype, device="meta").as_strided(shape, strides, offset))
+
+
+def read_regions(
+    regions: Sequence[Region], into: Sequence[torch.Tensor], timeout: float = -1, *, stream_ordered: bool = False
+) -> None:
+    """Reads many regions, or parts, at once. Those on GPUs take one launch of torch's foreach copies for many tensors,
+    and one wait.
+
+    Args:
+        regions: what to read.
+        into: a tensor for each, as for :meth:`Region.read`.
+        timeout: as for :meth:`Region.read`.
+        stream_ordered: as for :meth:`Region.read`.
+
+    Raises:
+        NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
+
+    Example::
+
+        weights = [torch.ones(2, 2), torch.zeros(3)]
+        handles = [rpc.region(weight) for weight in weights]
+        copies = [torch.empty(2, 2), torch.empty(3)]
+        tensorferry.read_regions(handles, copies)
+        assert copies[0].sum() == 4
+    """
+    if len(regions) != len(into):
+        raise errors.InvalidArgument(f"{len(into)} tensors for {len(regions)} regions")
+    if not regions:
+        return
+    outs = [region._fitting(out, region.shape, "into").detach() for region, out in zip(regions, into, strict=True)]
+    for place in gpu_regions.read_all(regions, outs, regions[0]._limit(timeout), stream_ordered):
+        regions[place].read(outs[place], timeout)
 
 
 @final
@@ -436,5 +556,5 @@ def find_region(agent: Agent, owner: str, name: str, timeout: float) -> Region:
     if view.nbytes != grant.nbytes:
         raise errors.ProtocolError(f"{owner!r} described region {name!r} as another size than it has")
     region = Region(owner, incarnation, grant.id, view, agent)
-    region._grant = grant
+    region._take(grant)
     return region

@@ -10,6 +10,7 @@
 
 #include "base/record.h"
 #include "channels/cma/process.h"
+#include "rpc/regions/gpu_memory.h"
 #include "rpc/regions/versions.h"
 
 namespace tensorferry::regions {
@@ -75,20 +76,15 @@ struct RegionGrant {
   std::uint64_t address = 0;  // of the region
   std::uint64_t word_address = 0;
   std::uint64_t proof_address = 0;
+  bool on_gpu = false;  // `place` says where; mapped: by its handle, not by a shared buffer
+  GpuPlace place;
   std::string shape;  // what the owner told of the region, opaque here
-  static constexpr std::tuple fields{&RegionGrant::id,
-                                     &RegionGrant::bytes,
-                                     &RegionGrant::read,
-                                     &RegionGrant::write,
-                                     &RegionGrant::reach,
-                                     &RegionGrant::page,
-                                     &RegionGrant::slot,
-                                     &RegionGrant::offset,
-                                     &RegionGrant::process,
-                                     &RegionGrant::address,
-                                     &RegionGrant::word_address,
-                                     &RegionGrant::proof_address,
-                                     at_most(&RegionGrant::shape, 4096)};
+  static constexpr std::tuple fields{
+      &RegionGrant::id,      &RegionGrant::bytes,        &RegionGrant::read,
+      &RegionGrant::write,   &RegionGrant::reach,        &RegionGrant::page,
+      &RegionGrant::slot,    &RegionGrant::offset,       &RegionGrant::process,
+      &RegionGrant::address, &RegionGrant::word_address, &RegionGrant::proof_address,
+      &RegionGrant::on_gpu,  &RegionGrant::place,        at_most(&RegionGrant::shape, 4096)};
 };
 /// Gives a grant back.
 struct CloseRegion {

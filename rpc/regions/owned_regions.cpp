@@ -58,10 +58,7 @@ std::shared_ptr<OwnedRegions> OwnedRegions::serve(std::shared_ptr<RawAgent> agen
 
 Result<std::uint64_t> OwnedRegions::add(Buffer memory, RegionRights rights, const std::string& name,
                                         std::string shape) {
-  if (memory.device != Device{}) {
-    return Status(Code::invalid_argument, "a region of memory on " + text_of(memory.device) +
-                                              ": regions are in host memory; those of devices are not supported yet");
-  }
+  if (auto supported = check_memory(memory); !supported.ok()) return supported;
   if (name.size() > longest_name) {
     return Status(Code::invalid_argument, formatted("the name of a region has at most {} bytes", longest_name));
   }
@@ -228,7 +225,8 @@ Result<RegionGrant> OwnedRegions::grant(const PeerInfo& peer, const OpenRegion& 
   grant.write = region.rights.write;
   grant.slot = *slot;
   grant.shape = region.shape;
-  if (same_host(asked.place, place_) && region.rights.read) {
+  grant.on_gpu = !on_host(*region.memory);
+  if (!grant.on_gpu && same_host(asked.place, place_) && region.rights.read) {
     grant.reach = Reach::in_place;
     grant.process = place_.process;
     grant.address = reinterpret_cast<std::uintptr_t>(region.memory->data);
@@ -240,6 +238,11 @@ Result<RegionGrant> OwnedRegions::grant(const PeerInfo& peer, const OpenRegion& 
   message.buffers.push_back((*visited)->page);
   message.sharing.push_back(Sharing::shared);
   if (region.memory->bytes == 0) return grant;
+  if (grant.on_gpu) {
+    grant.place = place_of(*region.memory);
+    if (!grant.place.handle.empty()) grant.reach = Reach::mapped;
+    return grant;
+  }
   const auto memory = Regions::of_this_process().find(region.memory->data, region.memory->bytes);
   if (!memory || memory->region->memory().frozen()) return grant;
   grant.reach = Reach::mapped;
@@ -282,13 +285,8 @@ void OwnedRegions::read(const PeerInfo& peer, const ReadRuns& asked, Reply reply
   if (total != 0 && gathered.data == nullptr) {
     return reply.fail({Code::resource_exhausted, formatted("no memory for {} bytes", total)});
   }
-  std::vector<Copier::Piece> pieces;
-  pieces.reserve(asked.offsets.size());
-  for (auto* to = gathered.data; const auto offset : asked.offsets) {
-    pieces.push_back({to, memory->data + offset, asked.run_bytes});
-    to += asked.run_bytes;
-  }
-  copier_.copy(pieces);
+  if (auto copied = copy(*memory, asked.run_bytes, asked.offsets, gathered.data, false); !copied.ok())
+    return reply.fail(copied);
   // Sent from the region itself, the bytes could be those of what follows a drop: the program may write its memory
   // then.
   Status still;
@@ -316,11 +314,20 @@ Status OwnedRegions::write(const PeerInfo& peer, const WriteRuns& asked, const s
       from[0].bytes != asked.run_bytes * asked.offsets.size() || from[0].device != Device{}) {
     return {Code::invalid_argument, "the bytes to write do not fill the runs"};
   }
+  return copy(*memory, asked.run_bytes, asked.offsets, from[0].data, true);
+}
+
+Status OwnedRegions::copy(const Buffer& region, std::uint64_t run_bytes, const std::vector<std::uint64_t>& offsets,
+                          std::byte* host, bool to_region) {
+  if (!on_host(region)) {
+    const WaitInHandler waiting;
+    return copy_runs(region, run_bytes, offsets, host, to_region);
+  }
   std::vector<Copier::Piece> pieces;
-  pieces.reserve(asked.offsets.size());
-  for (const auto* at = from[0].data; const auto offset : asked.offsets) {
-    pieces.push_back({memory->data + offset, at, asked.run_bytes});
-    at += asked.run_bytes;
+  pieces.reserve(offsets.size());
+  for (const auto offset : offsets) {
+    pieces.push_back({to_region ? region.data + offset : host, to_region ? host : region.data + offset, run_bytes});
+    host += run_bytes;
   }
   copier_.copy(pieces);
   return {};

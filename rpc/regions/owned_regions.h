@@ -44,8 +44,12 @@ struct Notification {
 ///
 /// The owner only writes the pages and never reads them, and a page belongs to one visit: a peer that changes its page
 /// deceives itself alone. Mapped memory is a memfd that is never used for anything else (channels/region.h), so even a
-/// late write of a peer can only change bytes of that region. A region in other memory is never written by a peer; its
-/// owner writes it, by a call.
+/// late write of a peer can only change bytes of that region. A region in other memory of the host is never written by
+/// a peer; its owner writes it, by a call.
+///
+/// A region on a GPU is mapped by the driver's handle of its allocation, which other tensors of the owner may share: a
+/// peer of the same user reads and writes it by copies and kernels of its own, and the library alone keeps those within
+/// the region. Nothing orders them behind the streams of the owner.
 ///
 /// Bounds: at most `most_grants` grants and `most_notifications` unread notifications for each visit and region.
 /// Grants end with the visit. Notifications tell of bytes that are there, so they stay until they are read or the
@@ -62,8 +66,8 @@ class OwnedRegions final : public std::enable_shared_from_this<OwnedRegions> {
 
   /// Makes `memory` a region, and returns its id. Its owner (Buffer::owner) is kept until drop(). `name`: peers may
   /// find the region by it; a region that had the name before keeps its id and loses the name. `shape`: told to peers.
-  /// InvalidArgument: the name is longer than 256 bytes, or the memory is of a device: regions of GPUs are not
-  /// supported.
+  /// The memory is the host's, or a GPU's. InvalidArgument: the name is longer than 256 bytes, or the memory is of
+  /// another device.
   Result<std::uint64_t> add(Buffer memory, RegionRights rights, const std::string& name = {}, std::string shape = {});
   /// Ends the region: reads and writes of peers fail from now on, also those under way. A write that a peer has under
   /// way in mapped memory may land until it notices. NotFound: there is no such region.
@@ -113,6 +117,9 @@ class OwnedRegions final : public std::enable_shared_from_this<OwnedRegions> {
   void read(const PeerInfo& peer, const ReadRuns& asked, Reply reply);
   Status write(const PeerInfo& peer, const WriteRuns& asked, const std::vector<Buffer>& from);
   Status notify(const PeerInfo& peer, const NotifyOwner& told);
+  /// Copies runs of a region to `host`, or back.
+  Status copy(const Buffer& region, std::uint64_t run_bytes, const std::vector<std::uint64_t>& offsets, std::byte* host,
+              bool to_region);
   void end(VisitId visit);
   /// Returns the region, if `peer` may use it so; under the lock.
   Result<Owned*> allowed(const PeerInfo& peer, std::uint64_t id, bool to_write);

@@ -87,14 +87,17 @@ Status RemoteRegion::noting_a_drop(Status status) {
   return status;
 }
 
+Status RemoteRegion::check_right(bool to_write) const {
+  if (to_write ? grant_.write : grant_.read) return {};
+  return {Code::permission_denied,
+          formatted("\"{}\" does not let this agent {} region {}", owner(), to_write ? "write" : "read", id())};
+}
+
 Status RemoteRegion::check(const Runs& runs, const Buffer& memory, bool to_write) const {
-  if (to_write ? !grant_.write : !grant_.read) {
-    return {Code::permission_denied,
-            formatted("\"{}\" does not let this agent {} region {}", owner(), to_write ? "write" : "read", id())};
-  }
+  if (auto allowed = check_right(to_write); !allowed.ok()) return allowed;
   if (memory.device != Device{}) {
-    return {Code::invalid_argument, "memory on " + text_of(memory.device) +
-                                        ": regions are copied from and to host memory; devices are not supported yet"};
+    return {Code::invalid_argument,
+            "memory on " + text_of(memory.device) + ": these copies are from and to the host's"};
   }
   if (runs.offsets.size() > most_runs) {
     return {Code::invalid_argument, formatted("a transfer has at most {} runs", most_runs)};
@@ -146,10 +149,27 @@ Status RemoteRegion::read_in_place(const Runs& runs, std::byte* into) {
   return {Code::channel_unavailable, cma::is_refusal(error) ? cma::text_of_refusal(error) : std::strerror(error)};
 }
 
+Result<Buffer> RemoteRegion::map_on(int device, bool to_write) {
+  if (auto allowed = check_right(to_write); !allowed.ok()) return allowed;
+  if (auto good = alive(); !good.ok()) return good;
+  if (!grant_.on_gpu || reach() != Reach::mapped) {
+    return Status(Code::channel_unavailable, formatted("region {} of \"{}\" cannot be mapped here", id(), owner()));
+  }
+  const std::lock_guard lock(mapping_);
+  const auto known = mapped_.find(device);
+  if (known != mapped_.end()) return known->second;
+  auto mapped = map_gpu_memory(grant_.place, grant_.bytes, device);
+  if (mapped.ok())
+    mapped_[device] = *mapped;
+  else
+    reach_.store(Reach::served, std::memory_order_relaxed);
+  return mapped;
+}
+
 Status RemoteRegion::read(const Runs& runs, const Buffer& into, const TransferLimits& limits) {
   if (auto fits = check(runs, into, false); !fits.ok()) return fits;
   if (auto good = alive(); !good.ok()) return good;
-  if (reach() == Reach::mapped) return copy_mapped(runs, into.data, false);
+  if (memory_.data != nullptr) return copy_mapped(runs, into.data, false);
   if (reach() == Reach::in_place) {
     auto read = read_in_place(runs, into.data);
     if (read.code() != Code::channel_unavailable) return noting_a_drop(std::move(read));
@@ -163,7 +183,7 @@ Status RemoteRegion::write(const Runs& runs, const Buffer& from, std::optional<s
   if (auto fits = check(runs, from, true); !fits.ok()) return fits;
   if (auto good = alive(); !good.ok()) return good;
   auto status =
-      reach() == Reach::mapped ? copy_mapped(runs, from.data, true) : noting_a_drop(write_served(runs, from, limits));
+      memory_.data != nullptr ? copy_mapped(runs, from.data, true) : noting_a_drop(write_served(runs, from, limits));
   if (!status.ok() || !notify) return status;
   return regions_->ask(owner(), NotifyOwner{visit_->number(), id(), *notify}, {}, {}, limits).status();
 }
@@ -247,6 +267,11 @@ void RemoteRegions::attach(RemoteRegion& region, std::vector<Buffer> buffers) co
     region.page_ = std::move(buffers[0]);
   }
   const auto most = most_.load();
+  if (grant.on_gpu) {
+    if (grant.reach == Reach::mapped && most == Reach::mapped && region.page_.data != nullptr)
+      region.reach_ = Reach::mapped;
+    return;
+  }
   if (grant.reach == Reach::mapped && most == Reach::mapped && region.page_.data != nullptr && buffers.size() == 2 &&
       grant.offset <= buffers[1].bytes && grant.bytes <= buffers[1].bytes - grant.offset) {
     region.memory_ = std::move(buffers[1]);

@@ -46,7 +46,7 @@ class RemoteRegions;
 
 /// One grant. Reads and writes go, whichever the grant allows first:
 ///
-/// - mapped: this process copies from or to memory that it has mapped;
+/// - mapped: this process copies from or to memory that it has mapped; on a GPU, the caller does (map_on());
 /// - in_place: the kernel copies from the owner's memory (reads alone);
 /// - served: the owner's agent sends or takes the bytes, over any link.
 ///
@@ -77,6 +77,13 @@ class RemoteRegion final {
   [[nodiscard]] bool writable() const noexcept { return grant_.write; }
   /// Returns what the owner told of the region.
   [[nodiscard]] const std::string& shape() const noexcept { return grant_.shape; }
+  /// Returns whether the region is in memory of a GPU.
+  [[nodiscard]] bool on_gpu() const noexcept { return grant_.on_gpu; }
+  /// Maps a region on a GPU for kernels and copies of this process's GPU `device`, once. The caller copies, and calls
+  /// alive() after the last byte is there: if that is not Ok, the bytes count for nothing. The memory stays mapped
+  /// while a copy of the buffer lives. Takes milliseconds the first time. PermissionDenied; ChannelUnavailable: it
+  /// cannot be mapped, and read() and write() go by the owner's agent.
+  Result<Buffer> map_on(int device, bool to_write);
   /// Returns how reads go now.
   [[nodiscard]] Reach reach() const noexcept { return reach_.load(std::memory_order_relaxed); }
   /// Returns Ok while the grant is good: NotFound if the region is dropped, ConnectionLost if the owner has gone.
@@ -85,6 +92,7 @@ class RemoteRegion final {
  private:
   friend class RemoteRegions;
   RemoteRegion(std::shared_ptr<RemoteRegions> regions, std::shared_ptr<Visit> visit, RegionGrant grant);
+  [[nodiscard]] Status check_right(bool to_write) const;
   [[nodiscard]] Status check(const Runs& runs, const Buffer& memory, bool to_write) const;
   Status copy_mapped(const Runs& runs, std::byte* memory, bool to_region);
   Status read_in_place(const Runs& runs, std::byte* into);
@@ -101,6 +109,8 @@ class RemoteRegion final {
   std::optional<cma::Process> process_;  // the same
   std::atomic<Reach> reach_{Reach::served};
   std::atomic<bool> dropped_{false};  // a transfer has found it so
+  std::mutex mapping_;
+  std::map<int, Buffer> mapped_;  // of a region on a GPU, by device; guarded by mapping_
 };
 
 /// The grants that this agent holds. Thread-safe.

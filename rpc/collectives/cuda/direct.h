@@ -61,7 +61,7 @@ class Direct final : public DirectGroup, public std::enable_shared_from_this<Dir
 
  private:
   Status negotiate(GroupGpu& gpu, const WaitLimits& limits);
-  std::string open_own(GroupGpu& gpu, BufferOffer& offer);
+  std::string open_own(GroupGpu& gpu, tensorferry::cuda::BufferOffer& offer);
   void keep_notes(const std::shared_ptr<GroupGpu>& gpu);
 
   const std::shared_ptr<RawGroup> group_;

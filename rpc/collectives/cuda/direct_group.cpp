@@ -21,7 +21,7 @@ using driver::api;
 
 struct GpuReport {
   FixedText<256> why;
-  BufferOffer offer;
+  driver::BufferOffer offer;
   GpuFacts facts;
   std::uint32_t flags = 0;  // 1: the GPU has kernels that meet by flags
   std::uint32_t unused = 0;
@@ -156,7 +156,7 @@ void Direct::keep_notes(const std::shared_ptr<GroupGpu>& gpu) {
   group_->keep_device_notes(std::move(notes));
 }
 
-std::string Direct::open_own(GroupGpu& gpu, BufferOffer& offer) {
+std::string Direct::open_own(GroupGpu& gpu, driver::BufferOffer& offer) {
   if (driver::api() == nullptr) return driver::why_missing();
   if (driver::few_queues()) {
     return "CUDA_DEVICE_MAX_CONNECTIONS makes streams share queues, so a stream that waits would hold up others";
@@ -186,7 +186,7 @@ std::string Direct::open_own(GroupGpu& gpu, BufferOffer& offer) {
 Status Direct::negotiate(GroupGpu& gpu, const WaitLimits& limits) {
   const auto ranks = group_->size();
   if (ranks == 1) {
-    BufferOffer none;
+    driver::BufferOffer none;
     gpu.staged = open_own(gpu, none);
     return {};
   }

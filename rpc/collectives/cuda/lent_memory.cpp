@@ -168,14 +168,14 @@ Status LentMemory::introduce(const Fingerprint& called, int device, const std::v
   if (!any) return {};
 
   const auto self = group_->rank();
-  BufferOffer own;
+  driver::BufferOffer own;
   const driver::DeviceGuard here(device);
   if (is_new(self) && here.status().ok()) {
     const std::lock_guard lock(mutex_);
     const auto it = std::find_if(own_.begin(), own_.end(),
                                  [&](const auto& each) { return each.second.number == places[self].number; });
     if (it != own_.end()) {
-      if (const auto offered = offer_of(it->second.base, device); offered.ok()) {
+      if (const auto offered = driver::offer_of(it->second.base, device); offered.ok()) {
         own = *offered;
         own.nonce = it->second.bytes;
       }
@@ -185,13 +185,13 @@ Status LentMemory::introduce(const Fingerprint& called, int device, const std::v
   if (!offers.ok()) return offers.status();
 
   std::uint64_t failed = 0;  // a bit for each rank whose memory this one could not map
-  std::vector<std::shared_ptr<PeerMemory>> opened(places.size());
+  std::vector<std::shared_ptr<driver::PeerMemory>> opened(places.size());
   for (std::size_t rank = 0; rank < places.size(); ++rank) {
     if (!is_new(rank)) continue;
     const auto& offer = (*offers)[rank];
     bool good = offer.nonce != 0 && here.status().ok();
     if (good && rank != self) {
-      auto memory = PeerMemory::open(offer, device, offer.nonce);
+      auto memory = driver::PeerMemory::open(offer, device, offer.nonce);
       good = memory.ok();
       if (good) opened[rank] = *std::move(memory);
     }
@@ -209,8 +209,8 @@ Status LentMemory::introduce(const Fingerprint& called, int device, const std::v
     if (!good || rank == self) continue;
     // The owner's message that the memory goes drops this owner.
     auto* const data = reinterpret_cast<std::byte*>(opened[rank]->address());  // NOLINT(performance-no-int-to-ptr)
-    const std::shared_ptr<PeerMemory> counted(opened[rank].get(),
-                                              [memory = opened[rank], mapped = mapped_](PeerMemory*) { --*mapped; });
+    const std::shared_ptr<driver::PeerMemory> counted(
+        opened[rank].get(), [memory = opened[rank], mapped = mapped_](driver::PeerMemory*) { --*mapped; });
     ++*mapped_;
     borrowed_[rank].at(number).memory = counted;
     Owner owner(data, [memory = counted](void*) {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "channels/allocations.h"
-#include "rpc/collectives/cuda/peer_memory.h"
+#include "channels/cuda/peer_memory.h"
 #include "rpc/collectives/raw_group.h"
 
 namespace tensorferry::collectives::cuda {
@@ -81,7 +81,7 @@ class LentMemory final : public AllocationUser {
     std::uint64_t bytes = 0;
   };
   struct Borrowed {
-    std::weak_ptr<PeerMemory> memory;  // null too if a rank could not map it, or if it is gone
+    std::weak_ptr<tensorferry::cuda::PeerMemory> memory;  // null too if a rank could not map it, or if it is gone
     std::uint64_t bytes = 0;
   };
   explicit LentMemory(std::shared_ptr<RawGroup> group);

@@ -31,18 +31,18 @@ SymmetricBuffers::~SymmetricBuffers() {
   });
 }
 
-Result<BufferOffer> SymmetricBuffers::offer() const {
+Result<driver::BufferOffer> SymmetricBuffers::offer() const {
   const driver::DeviceGuard here(device_);
   if (!here.status().ok()) return here.status();
-  auto out = offer_of(addresses_[rank_], device_);
+  auto out = driver::offer_of(addresses_[rank_], device_);
   if (out.ok()) out->nonce = nonce_;
   return out;
 }
 
-Status SymmetricBuffers::open(std::size_t rank, const BufferOffer& theirs) {
+Status SymmetricBuffers::open(std::size_t rank, const driver::BufferOffer& theirs) {
   const driver::DeviceGuard here(device_);
   if (!here.status().ok()) return here.status();
-  auto opened = PeerMemory::open(theirs, device_, all_bytes);
+  auto opened = driver::PeerMemory::open(theirs, device_, all_bytes);
   if (!opened.ok()) return opened.status();
   others_[rank] = *std::move(opened);
   addresses_[rank] = others_[rank]->address();

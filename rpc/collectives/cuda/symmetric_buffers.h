@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "channels/cuda/peer_memory.h"
 #include "rpc/collectives/cuda/flag_arguments.h"
-#include "rpc/collectives/cuda/peer_memory.h"
 
 namespace tensorferry::collectives::cuda {
 
@@ -33,9 +33,9 @@ class SymmetricBuffers final {
   SymmetricBuffers& operator=(const SymmetricBuffers&) = delete;
 
   /// Returns how other ranks find this one's buffer. ChannelUnavailable: the driver does not export it.
-  [[nodiscard]] Result<BufferOffer> offer() const;
+  [[nodiscard]] Result<tensorferry::cuda::BufferOffer> offer() const;
   /// Maps the buffer of `rank`, and reads its nonce through the device. ChannelUnavailable says why that fails.
-  Status open(std::size_t rank, const BufferOffer& theirs);
+  Status open(std::size_t rank, const tensorferry::cuda::BufferOffer& theirs);
 
   /// Returns a half of the buffer of `rank`, which is open; `which` is 0 or 1.
   [[nodiscard]] std::byte* half(std::size_t rank, std::size_t which) const {
@@ -58,7 +58,7 @@ class SymmetricBuffers final {
   const std::size_t rank_;
   std::uint64_t nonce_ = 0;
   std::vector<CUdeviceptr> addresses_;  // by rank; 0: not open
-  std::vector<std::shared_ptr<PeerMemory>> others_;
+  std::vector<std::shared_ptr<tensorferry::cuda::PeerMemory>> others_;
 };
 
 }  // namespace tensorferry::collectives::cuda

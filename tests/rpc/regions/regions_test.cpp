@@ -203,12 +203,12 @@ TEST_P(RegionReads, GrantsEndWithTheVisit) {
   EXPECT_EQ((*region)->read(Runs::one(0, 100), patterned(100)).code(), Code::agent_closed);
 }
 
-TEST(Regions, OfADeviceAreRefusedByName) {
+TEST(Regions, OfADeviceThatIsNotThereAreRefusedByName) {
   const auto store = std::make_shared<MemoryStore>();
   RegionAgent owner(store, "owner");
   const auto refused = owner.owned->add({{DeviceType::cuda, 0}, nullptr, 100, nullptr, nullptr}, {});
   EXPECT_EQ(refused.status().code(), Code::invalid_argument);
-  EXPECT_THAT(refused.status().text(), HasSubstr("those of devices are not supported yet"));
+  EXPECT_THAT(refused.status().text(), HasSubstr("a region of memory on cuda:0: "));
 }
 
 TEST(Regions, ANotificationThatIsAwaitedByNumberLeavesTheOthers) {

@@ -1,4 +1,4 @@
-/// Memory of another rank's GPU that this rank has mapped.
+/// Memory of a GPU that another process has allocated and this one has mapped.
 #pragma once
 
 #include <cuda.h>
@@ -9,9 +9,10 @@
 #include "base/status.h"
 #include "channels/cma/process.h"
 
-namespace tensorferry::collectives::cuda {
+namespace tensorferry::cuda {
 
-/// How another rank finds an allocation. Plain bytes, told in a step of the group.
+/// How another process finds an allocation. Plain bytes: the ranks of a group tell them in a step of the group, the
+/// owner of a region in its grant.
 struct BufferOffer {
   CUipcMemHandle handle{};
   std::uint64_t address = 0;  // in the process that has it
@@ -24,12 +25,12 @@ struct BufferOffer {
 /// not export it. Call inside DeviceGuard(device).
 Result<BufferOffer> offer_of(CUdeviceptr address, int device);
 
-/// When the last owner drops this, the background thread unmaps the memory; by then this rank must be done with it.
+/// When the last owner drops this, the background thread unmaps the memory; by then this process must be done with it.
 class PeerMemory final {
  public:
   /// Maps the memory for kernels and copies of `device`; memory of this process needs no mapping. Takes milliseconds.
   /// ChannelUnavailable says why that fails, also if the driver knows no allocation of at least `bytes` bytes there:
-  /// the rank's word is not enough. Call inside DeviceGuard(device).
+  /// the other process's word is not enough. Call inside DeviceGuard(device).
   static Result<std::shared_ptr<PeerMemory>> open(const BufferOffer& theirs, int device, std::uint64_t bytes);
   ~PeerMemory();
   PeerMemory(const PeerMemory&) = delete;
@@ -44,4 +45,4 @@ class PeerMemory final {
   const bool mapped_;  // by a handle
 };
 
-}  // namespace tensorferry::collectives::cuda
+}  // namespace tensorferry::cuda

@@ -1,6 +1,6 @@
-// The memory of another rank's GPU, of which the rank tells a false size or address. A kernel that leaves the memory
+// The memory of a peer's GPU, of which the peer tells a false size or address. A kernel that leaves the memory
 // would end all work of this process on the GPU.
-#include "rpc/collectives/cuda/peer_memory.h"
+#include "channels/cuda/peer_memory.h"
 
 #include <gtest/gtest.h>
 
@@ -10,10 +10,10 @@
 namespace tensorferry::testing {
 namespace {
 
-using collectives::cuda::BufferOffer;
-using collectives::cuda::offer_of;
-using collectives::cuda::PeerMemory;
 using cuda::api;
+using cuda::BufferOffer;
+using cuda::offer_of;
+using cuda::PeerMemory;
 
 constexpr std::size_t bytes = std::size_t{8} << 20;
 

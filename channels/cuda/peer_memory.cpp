@@ -1,4 +1,4 @@
-#include "rpc/collectives/cuda/peer_memory.h"
+#include "channels/cuda/peer_memory.h"
 
 #include <variant>
 
@@ -7,17 +7,14 @@
 #include "channels/cuda/device.h"
 #include "channels/cuda/event_poller.h"
 
-namespace tensorferry::collectives::cuda {
-
-namespace driver = tensorferry::cuda;
-using driver::api;
+namespace tensorferry::cuda {
 
 namespace {
 
 /// Returns whether an allocation of this process has at least `bytes` bytes from `address` on.
 bool holds(CUdeviceptr address, std::uint64_t bytes) {
-  const auto found = driver::allocation_at(address);
-  const auto* const allocation = std::get_if<driver::GpuAllocation>(&found);
+  const auto found = allocation_at(address);
+  const auto* const allocation = std::get_if<GpuAllocation>(&found);
   return allocation != nullptr && allocation->bytes - (address - allocation->base) >= bytes;
 }
 
@@ -29,7 +26,7 @@ std::uint64_t mapped_at(CUdeviceptr address) {
   return api()->pointer_get_attributes(1, &name, &value, address) == CUDA_SUCCESS ? bytes : 0;
 }
 
-Status smaller() { return {Code::channel_unavailable, "the memory of another rank is smaller than the rank says"}; }
+Status smaller() { return {Code::channel_unavailable, "the memory of a peer's GPU is smaller than the peer says"}; }
 
 }  // namespace
 
@@ -39,7 +36,7 @@ Result<BufferOffer> offer_of(CUdeviceptr address, int device) {
   out.process = cma::own_identity().value_or(cma::Identity{});
   out.device = device;
   const auto result = api()->ipc_get_mem_handle(&out.handle, address);
-  if (result != CUDA_SUCCESS) return driver::status_of(result, "exporting memory of a GPU to other processes");
+  if (result != CUDA_SUCCESS) return status_of(result, "exporting memory of a GPU to other processes");
   return out;
 }
 
@@ -57,13 +54,13 @@ Result<std::shared_ptr<PeerMemory>> PeerMemory::open(const BufferOffer& theirs, 
         return Status(Code::channel_unavailable,
                       formatted("cuda:{} has no peer access to cuda:{}", device, theirs.device));
       }
-      driver::allow_peer(device, theirs.device);
+      allow_peer(device, theirs.device);
     }
     return std::shared_ptr<PeerMemory>(new PeerMemory(theirs.address, device, false));
   }
   CUdeviceptr address = 0;
   const auto result = api()->ipc_open_mem_handle(&address, theirs.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-  if (result != CUDA_SUCCESS) return driver::status_of(result, "mapping the memory of another rank");
+  if (result != CUDA_SUCCESS) return status_of(result, "mapping the memory of a peer's GPU");
   auto opened = std::shared_ptr<PeerMemory>(new PeerMemory(address, device, true));
   if (mapped_at(address) < bytes) return smaller();
   return opened;
@@ -71,10 +68,10 @@ Result<std::shared_ptr<PeerMemory>> PeerMemory::open(const BufferOffer& theirs, 
 
 PeerMemory::~PeerMemory() {
   if (!mapped_) return;
-  driver::background().submit([device = device_, address = address_] {
-    const driver::DeviceGuard here(device);
+  background().submit([device = device_, address = address_] {
+    const DeviceGuard here(device);
     if (here.status().ok()) api()->ipc_close_mem_handle(address);
   });
 }
 
-}  // namespace tensorferry::collectives::cuda
+}  // namespace tensorferry::cuda

@@ -1,0 +1,146 @@
+"""Copies between regions on GPUs and tensors: torch's copies and kernels, on memory that the driver has mapped.
+
+They are enqueued on the current stream of the device that copies. Unless the caller asks for the stream's order alone,
+they then wait for the stream and look whether the region has lived until the last byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from . import _C, errors
+
+if TYPE_CHECKING:
+    from .regions import Region
+
+T = TypeVar("T")
+
+
+def _copying_device(grant: _C.RemoteRegion, tensor: torch.Tensor) -> torch.device | None:
+    """Returns the device that copies between the tensor and the mapped region; None: none of this process can."""
+    if not grant.on_gpu or not torch.cuda.is_available():
+        return None
+    return tensor.device if tensor.is_cuda else torch.device("cuda", torch.cuda.current_device())
+
+
+def _mapped(region: Region, grant: _C.RemoteRegion, device: torch.device | None, to_write: bool) -> torch.Tensor | None:
+    """Returns the part as a tensor in the owner's memory; None: it cannot be mapped."""
+    memory = None if device is None else grant.map_on(device.index, to_write)
+    if memory is None:
+        return None
+    view = region._view
+    return memory.view(view.dtype).as_strided(view.shape, view.stride(), view.storage_offset())
+
+
+def _words(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the tensors as integers, because kernels that gather lack some dtypes."""
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return [each.view(sizes.get(each.element_size(), each.dtype)) for each in tensors]
+
+
+def _before(device: torch.device | None, stream_ordered: bool, mapped: bool) -> None:
+    if stream_ordered and not mapped:
+        raise errors.InvalidArgument(
+            "stream_ordered=True is for regions on a GPU that this process can map; this one the owner's agent serves"
+        )
+    if not stream_ordered and device is not None and torch.cuda.is_current_stream_capturing():
+        raise errors.InvalidArgument("in the capture of a CUDA graph a region is used with stream_ordered=True")
+
+
+def _finish(grant: _C.RemoteRegion, device: torch.device) -> None:
+    torch.cuda.current_stream(device).synchronize()
+    grant.check()
+
+
+def read(
+    region: Region, grant: _C.RemoteRegion, indices: torch.Tensor | None, out: torch.Tensor, stream_ordered: bool
+) -> bool:
+    """Reads the part, or its blocks, into ``out``. Returns whether it did: False if the bytes go by the host."""
+    device = _copying_device(grant, out)
+    view = _mapped(region, grant, device, False)
+    _before(device, stream_ordered, view is not None)
+    if view is None or device is None:
+        return False
+    with torch.no_grad(), torch.cuda.device(device):
+        if indices is None:
+            out.copy_(view, non_blocking=True)
+        else:
+            view, words = _words(view, out)
+            places = indices.to(device, torch.int64, non_blocking=True)
+            if words.device == device and words.is_contiguous():
+                torch.index_select(view, 0, places, out=words)
+            else:
+                words.copy_(view.index_select(0, places), non_blocking=True)
+        if not stream_ordered:
+            _finish(grant, device)
+    return True
+
+
+def write(
+    region: Region, grant: _C.RemoteRegion, indices: torch.Tensor | None, source: torch.Tensor, stream_ordered: bool
+) -> bool:
+    """Writes ``source`` to the part, or to its blocks. Returns whether it did: False if the bytes go by the host."""
+    device = _copying_device(grant, source)
+    view = _mapped(region, grant, device, True)
+    _before(device, stream_ordered, view is not None)
+    if view is None or device is None:
+        return False
+    with torch.no_grad(), torch.cuda.device(device):
+        if indices is None:
+            view.copy_(source, non_blocking=True)
+        else:
+            view, words = _words(view, source.to(device, non_blocking=True))
+            view.index_copy_(0, indices.to(device, torch.int64, non_blocking=True), words)
+        if not stream_ordered:
+            _finish(grant, device)
+    return True
+
+
+def read_all(
+    regions: Sequence[Region], outs: Sequence[torch.Tensor], seconds: float, stream_ordered: bool
+) -> list[int]:
+    """Reads those of the parts that can be mapped, on each device by one launch of torch's for many. Returns the
+    places of the others."""
+    left: list[int] = []
+    batches: dict[torch.device, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    grants: dict[int, _C.RemoteRegion] = {}
+    for place, (region, out) in enumerate(zip(regions, outs, strict=True)):
+        grant = region._opened(seconds)
+        device = _copying_device(grant, out) if out.is_cuda else None
+        view = _mapped(region, grant, device, False)
+        if view is None or device is None:
+            left.append(place)
+            continue
+        grants[id(grant)] = grant
+        targets, sources = batches.setdefault(device, ([], []))
+        targets.append(out)
+        sources.append(view)
+    if left and stream_ordered:
+        _before(None, stream_ordered, False)
+    for device, (targets, sources) in batches.items():
+        _before(device, stream_ordered, True)
+        with torch.no_grad(), torch.cuda.device(device):
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+    if not stream_ordered:
+        for device in batches:
+            torch.cuda.current_stream(device).synchronize()
+        for grant in grants.values():
+            grant.check()
+    return left
+
+
+async def apart(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Runs the function on a thread of asyncio's, on the current streams of this thread."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return await asyncio.to_thread(function, *args, **kwargs)
+    stream = torch.cuda.current_stream()
+
+    def run() -> T:
+        with torch.cuda.stream(stream):
+            return function(*args, **kwargs)
+
+    return await asyncio.to_thread(run)

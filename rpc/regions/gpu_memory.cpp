@@ -1,0 +1,118 @@
+#include "rpc/regions/gpu_memory.h"
+
+#include <cstring>
+#include <thread>
+#include <variant>
+
+#include "base/text.h"
+#include "channels/cuda/allocation.h"
+#include "channels/cuda/device.h"
+#include "channels/cuda/peer_memory.h"
+
+namespace tensorferry::regions {
+namespace {
+
+using cuda::api;
+
+/// A stream of its own, so that copies for peers wait for no work of the program.
+class CopyStream final {
+ public:
+  CopyStream() { made_ = api()->stream_create(&stream_, CU_STREAM_NON_BLOCKING); }
+  ~CopyStream() {
+    if (made_ == CUDA_SUCCESS) api()->stream_destroy(stream_);
+  }
+  CopyStream(const CopyStream&) = delete;
+  CopyStream& operator=(const CopyStream&) = delete;
+  [[nodiscard]] CUresult made() const { return made_; }
+  [[nodiscard]] CUstream get() const { return stream_; }
+
+ private:
+  CUstream stream_ = nullptr;
+  CUresult made_;
+};
+
+/// Waits for the work of a stream. The driver's own wait would keep a core.
+Status wait_for(int device, const CopyStream& stream) {
+  constexpr std::chrono::microseconds look_every{20};
+  const auto event = cuda::GpuEvent::record(device, stream.get());
+  if (!event) return {Code::channel_unavailable, "the driver records no event on a stream of copies"};
+  for (;;) {
+    if (auto done = event.done()) return *std::move(done);
+    std::this_thread::sleep_for(look_every);
+  }
+}
+
+}  // namespace
+
+Status check_memory(const Buffer& memory) {
+  if (memory.device == Device{}) return {};
+  const auto refused = [&](std::string_view why) {
+    return Status(Code::invalid_argument, formatted("a region of memory on {}: {}", text_of(memory.device), why));
+  };
+  if (memory.device.type != DeviceType::cuda) return refused("regions are in memory of the host or of a GPU");
+  if (api() == nullptr) return refused(cuda::why_missing());
+  const cuda::DeviceGuard here(memory.device.index);
+  if (!here.status().ok()) return refused(here.status().what());
+  if (memory.bytes == 0) return {};
+  const auto found = cuda::allocation_at(cuda::address_of(memory.data));
+  const auto* const refusal = std::get_if<Refusal>(&found);
+  return refusal == nullptr ? Status() : refused(refusal->reason);
+}
+
+GpuPlace place_of(const Buffer& memory) {
+  GpuPlace place;
+  const cuda::DeviceGuard here(memory.device.index);
+  if (!here.status().ok() || memory.bytes == 0) return place;
+  const auto found = cuda::allocation_at(cuda::address_of(memory.data));
+  const auto* const allocation = std::get_if<cuda::GpuAllocation>(&found);
+  if (allocation == nullptr || !allocation->handle || allocation->chunk) return place;
+  const auto offset = cuda::address_of(memory.data) - allocation->base;
+  if (allocation->bytes - offset < memory.bytes) return place;
+  const auto offer = cuda::offer_of(allocation->base, memory.device.index);
+  if (!offer.ok()) return place;
+  place.handle.assign(offer->handle.reserved, sizeof offer->handle.reserved);
+  place.address = allocation->base;
+  place.bytes = allocation->bytes;
+  place.offset = offset;
+  place.index = memory.device.index;
+  place.process = offer->process;
+  return place;
+}
+
+Result<Buffer> map_gpu_memory(const GpuPlace& place, std::uint64_t bytes, int device) {
+  cuda::BufferOffer offer;
+  if (place.handle.size() != sizeof offer.handle.reserved || place.offset > place.bytes ||
+      bytes > place.bytes - place.offset) {
+    return Status(Code::channel_unavailable, "the owner's GPU driver exports no handle of the region's memory");
+  }
+  std::memcpy(offer.handle.reserved, place.handle.data(), place.handle.size());
+  offer.address = place.address;
+  offer.process = place.process;
+  offer.device = place.index;
+  const cuda::DeviceGuard here(device);
+  if (!here.status().ok()) return here.status();
+  auto memory = cuda::PeerMemory::open(offer, device, place.bytes);
+  if (!memory.ok()) return memory.status();
+  auto* const begin = reinterpret_cast<std::byte*>((*memory)->address());  // NOLINT(performance-no-int-to-ptr)
+  const Device on{DeviceType::cuda, static_cast<std::uint8_t>(device)};
+  return Buffer{on, begin + place.offset, static_cast<std::size_t>(bytes), nullptr, *std::move(memory)};
+}
+
+Status copy_runs(const Buffer& gpu, std::uint64_t run_bytes, const std::vector<std::uint64_t>& offsets, std::byte* host,
+                 bool to_gpu) {
+  if (run_bytes == 0 || offsets.empty()) return {};
+  const cuda::DeviceGuard here(gpu.device.index);
+  if (!here.status().ok()) return here.status();
+  const CopyStream stream;
+  auto result = stream.made();
+  for (auto at = offsets.begin(); at != offsets.end() && result == CUDA_SUCCESS; ++at, host += run_bytes) {
+    const auto on_gpu = cuda::address_of(gpu.data) + *at;
+    const auto on_host = cuda::address_of(host);
+    result = api()->memcpy_async(to_gpu ? on_gpu : on_host, to_gpu ? on_host : on_gpu, run_bytes, stream.get());
+  }
+  const auto waited = stream.made() == CUDA_SUCCESS ? wait_for(gpu.device.index, stream) : Status();
+  if (result != CUDA_SUCCESS) return cuda::status_of(result, "copying a region on a GPU");
+  return waited;
+}
+
+}  // namespace tensorferry::regions

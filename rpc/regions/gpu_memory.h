@@ -1,0 +1,48 @@
+/// Regions in the memory of GPUs: how an owner exports one, how a reader maps it, and how the owner's agent copies for
+/// readers that cannot map it. A build without CUDA has gpu_memory_absent.cpp, in which everything is refused.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/record.h"
+#include "base/status.h"
+#include "channels/buffer.h"
+#include "channels/cma/process.h"
+
+namespace tensorferry::regions {
+
+/// Where a region lies on a GPU, for processes of its host. Travels in a grant.
+struct GpuPlace {
+  std::string handle;         // the driver's, of the allocation; empty: the driver exports none
+  std::uint64_t address = 0;  // of the allocation in the owner's process
+  std::uint64_t bytes = 0;    // of the allocation
+  std::uint64_t offset = 0;   // of the region in it
+  std::int32_t index = 0;     // of the GPU in the owner's process
+  cma::Identity process{};    // the owner's
+  static constexpr std::tuple fields{at_most(&GpuPlace::handle, 64),
+                                     &GpuPlace::address,
+                                     &GpuPlace::bytes,
+                                     &GpuPlace::offset,
+                                     &GpuPlace::index,
+                                     &GpuPlace::process};
+};
+
+/// Returns Ok if the memory may be a region: the host's, or memory of a GPU that the driver knows. Else
+/// InvalidArgument.
+Status check_memory(const Buffer& memory);
+/// Returns the place of `memory`, which is on a GPU. Without a handle if its allocator's memory has none, such as
+/// torch's expandable segments.
+GpuPlace place_of(const Buffer& memory);
+/// Maps a region of `bytes` bytes for kernels and copies of this process's GPU `device`. The buffer's owner keeps it
+/// mapped. Takes milliseconds. ChannelUnavailable says why it fails.
+Result<Buffer> map_gpu_memory(const GpuPlace& place, std::uint64_t bytes, int device);
+/// Copies runs of `gpu` to `host`, one after another, or back if `to_gpu`; returns when the bytes are there. Not
+/// ordered behind the work of any stream. The errors of the driver.
+Status copy_runs(const Buffer& gpu, std::uint64_t run_bytes, const std::vector<std::uint64_t>& offsets, std::byte* host,
+                 bool to_gpu);
+
+}  // namespace tensorferry::regions
