@@ -28,12 +28,19 @@ def _copying_device(grant: _C.RemoteRegion, tensor: torch.Tensor) -> torch.devic
 
 
 def _mapped(region: Region, grant: _C.RemoteRegion, device: torch.device | None, to_write: bool) -> torch.Tensor | None:
-    """Returns the part as a tensor in the owner's memory; None: it cannot be mapped."""
-    memory = None if device is None else grant.map_on(device.index, to_write)
+    """Returns the part as a tensor in the owner's memory, made once for each grant; None: it cannot be mapped."""
+    if device is None:
+        return None
+    known = region._mapped.get((device.index, to_write))
+    if known is not None:
+        return known
+    memory = grant.map_on(device.index, to_write)
     if memory is None:
         return None
     view = region._view
-    return memory.view(view.dtype).as_strided(view.shape, view.stride(), view.storage_offset())
+    mapped = memory.view(view.dtype).as_strided(view.shape, view.stride(), view.storage_offset())
+    region._mapped[device.index, to_write] = mapped
+    return mapped
 
 
 def _words(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -56,6 +63,12 @@ def _finish(grant: _C.RemoteRegion, device: torch.device) -> None:
     grant.check()
 
 
+def _bounds(places: torch.Tensor) -> torch.Tensor:
+    """Returns the least and the greatest index, on the host once the stream has passed."""
+    found = torch.empty(2, dtype=torch.int64, pin_memory=True)
+    return found.copy_(torch.stack(torch.aminmax(places)), non_blocking=True)
+
+
 def read(
     region: Region, grant: _C.RemoteRegion, indices: torch.Tensor | None, out: torch.Tensor, stream_ordered: bool
 ) -> bool:
@@ -65,18 +78,24 @@ def read(
     _before(device, stream_ordered, view is not None)
     if view is None or device is None:
         return False
+    bounds = None
     with torch.no_grad(), torch.cuda.device(device):
         if indices is None:
             out.copy_(view, non_blocking=True)
         else:
             view, words = _words(view, out)
             places = indices.to(device, torch.int64, non_blocking=True)
+            if indices.is_cuda and not stream_ordered:  # else a wrong index would end all work of this process here
+                bounds = _bounds(places)
+                places = places.clamp(0, len(view) - 1)
             if words.device == device and words.is_contiguous():
                 torch.index_select(view, 0, places, out=words)
             else:
                 words.copy_(view.index_select(0, places), non_blocking=True)
         if not stream_ordered:
             _finish(grant, device)
+    if bounds is not None:
+        region._check_bounds(*bounds.tolist())
     return True
 
 

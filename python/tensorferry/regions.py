@@ -144,6 +144,7 @@ class Region:
         self._agent = agent
         self._grant: _C.RemoteRegion | None = None
         self._on_gpu = False  # known with the grant
+        self._mapped: dict[tuple[int, bool], torch.Tensor] = {}  # on a GPU: by device and whether to write
         self._layout: tuple[int, int | torch.Tensor] | None = None  # as _runs() gives it
 
     @property
@@ -191,6 +192,7 @@ class Region:
     def _take(self, grant: _C.RemoteRegion) -> None:
         self._grant = grant
         self._on_gpu = grant.on_gpu
+        self._mapped = {}
 
     def _limit(self, timeout: float) -> float:
         return _seconds(self._agent or _C.current_agent(), timeout)  # type: ignore[arg-type]
@@ -295,21 +297,22 @@ class Region:
         run, offsets = runs()
         grant.write(run, offsets, source.cpu().contiguous(), notify, seconds)
 
-    def _checked(self, indices: torch.Tensor, stream_ordered: bool) -> torch.Tensor:
-        """Returns the indices in one dimension. Looks at their values unless that would wait for a stream."""
+    def _checked(self, indices: torch.Tensor) -> torch.Tensor:
+        """Returns the indices in one dimension, after a look at their values."""
         indices = indices.reshape(-1)
-        count = self.shape[0]
-        if stream_ordered and indices.is_cuda:
-            return indices  # the kernels of torch look at them
-        if indices.numel() and not (int(indices.min()) >= 0 and int(indices.max()) < count):
-            raise errors.InvalidArgument(f"the indices of blocks are from 0 to {count - 1}")
+        if indices.numel():
+            self._check_bounds(int(indices.min()), int(indices.max()))
         return indices
+
+    def _check_bounds(self, least: int, greatest: int) -> None:
+        if least < 0 or greatest >= self.shape[0]:
+            raise errors.InvalidArgument(f"the indices of blocks are from 0 to {self.shape[0] - 1}")
 
     def _block_runs(self, indices: torch.Tensor) -> tuple[int, torch.Tensor]:
         run, first = _runs(self._view[:1])
         if isinstance(first, torch.Tensor):
             raise errors.InvalidArgument("blocks without gaps: the part's dimensions after the first are not dense")
-        places = indices.to("cpu", torch.int64)
+        places = self._checked(indices.to("cpu", torch.int64))
         return run, places * (self._view.stride(0) * self._view.element_size()) + first
 
     def read_blocks(
@@ -332,7 +335,8 @@ class Region:
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        places = self._checked(indices, stream_ordered)
+        on_gpu = self._on_gpu and indices.is_cuda  # then the copy looks at the values
+        places = indices.reshape(-1) if on_gpu else self._checked(indices)
         shape = [places.numel(), *self.shape[1:]]
         return self._read(places, lambda: self._block_runs(places), shape, into, timeout, stream_ordered)
 
@@ -357,7 +361,8 @@ class Region:
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        places = self._checked(indices, stream_ordered)
+        on_stream = stream_ordered and indices.is_cuda  # then torch's kernel looks at the values
+        places = indices.reshape(-1) if on_stream else self._checked(indices)
         source = self._fitting(tensor, [places.numel(), *self.shape[1:]], "the tensor").detach()
         self._write(places, lambda: self._block_runs(places), source, notify, timeout, stream_ordered)
 

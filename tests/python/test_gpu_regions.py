@@ -27,11 +27,12 @@ def make(name, shape, dtype=torch.float32, device="cuda", **rights):
 
 def make_chunked(name, shape):
     """In memory of the virtual memory API, which the driver exports by no handle."""
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    settings = getattr(torch._C, "_accelerator_setAllocatorSettings", torch.cuda.memory._set_allocator_settings)
+    settings("expandable_segments:True")
     try:
         return make(name, shape, write=True)
     finally:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+        settings("expandable_segments:False")
 
 
 def drop(name):
@@ -80,8 +81,10 @@ def test_reads_bring_the_parts_and_blocks_of_memory_on_a_gpu(cluster, dtype):
         into = torch.empty(33, len(blocks), dtype=dtype, device="cuda").t()
         assert handle.read_blocks(blocks, into=into) is into
         assert same(into, whole[blocks])
-    with pytest.raises(errors.InvalidArgument):
-        handle.read_blocks(torch.tensor([64]))
+    for device in ("cpu", "cuda"):
+        for index in (64, -1):
+            with pytest.raises(errors.InvalidArgument, match="from 0 to 63"):
+                handle.read_blocks(torch.tensor([3, index], device=device))
 
 
 def test_a_write_with_notify_is_seen_before_its_notification(cluster):
@@ -106,12 +109,12 @@ def test_a_write_with_notify_is_seen_before_its_notification(cluster):
 
 def test_memory_that_the_driver_exports_by_no_handle_is_served(cluster):
     cluster.start(1)
-    handle = rpc.rpc_sync("worker1", make_chunked, args=("chunked", (16, 4)))
-    whole = torch.arange(64.0).reshape(16, 4)
+    handle = rpc.rpc_sync("worker1", make_chunked, args=("chunked", (1 << 20, 16)))  # a segment of its own
+    whole = torch.arange(float(16 << 20)).reshape(-1, 16)
     assert handle.carried() == "served"
     assert torch.equal(handle.read().cpu(), whole)
     assert torch.equal(handle[2:4, 1].read(torch.empty(2, device="cuda")).cpu(), whole[2:4, 1])
-    handle.write_blocks(torch.tensor([1]), torch.zeros(1, 4, device="cuda"))
+    handle.write_blocks(torch.tensor([1]), torch.zeros(1, 16, device="cuda"))
     assert handle.read_blocks(torch.tensor([1, 2])).sum() == whole[2].sum()
     with pytest.raises(errors.InvalidArgument, match="agent serves"):
         handle.read(stream_ordered=True)
