@@ -235,6 +235,16 @@ void bind_remote(Class<RemoteRegion>& remote, Class<RegionService>& service) {
             return tensor_of_gpu(value_or_raise(std::move(mapped)));
           },
           py::arg("device"), py::arg("to_write"))
+      .def(
+          "word_on",
+          [](RemoteRegion& self, int device) {
+            auto word = [&] {
+              const GilReleased released;
+              return self.word_on(device);
+            }();
+            return tensor_of_gpu(value_or_raise(std::move(word)));
+          },
+          py::arg("device"))
       .def_property_readonly("alive", [](const RemoteRegion& self) { return self.alive().ok(); })
       .def_property_readonly("carried",
                              [](const RemoteRegion& self) {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from .regions import Region
 
 T = TypeVar("T")
+
+
+class Order(NamedTuple):
+    """How a copy is ordered: behind the stream alone, and which flag tells later work that it failed."""
+
+    by_stream: bool
+    poison: torch.Tensor | None
+
+    @classmethod
+    def of(cls, stream_ordered: bool, poison: torch.Tensor | None) -> Order:
+        if poison is not None and not (poison.is_cuda and poison.numel() == 1):
+            raise errors.InvalidArgument("poison is a CUDA tensor of one element")
+        return cls(stream_ordered or poison is not None, poison)
 
 
 def _copying_device(grant: _C.RemoteRegion, tensor: torch.Tensor) -> torch.device | None:
@@ -49,18 +62,31 @@ def _words(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [each.view(sizes.get(each.element_size(), each.dtype)) for each in tensors]
 
 
-def _before(device: torch.device | None, stream_ordered: bool, mapped: bool) -> None:
-    if stream_ordered and not mapped:
+def _before(device: torch.device | None, order: Order, mapped: bool) -> None:
+    if order.by_stream and not mapped:
         raise errors.InvalidArgument(
             "stream_ordered=True is for regions on a GPU that this process can map; this one the owner's agent serves"
         )
-    if not stream_ordered and device is not None and torch.cuda.is_current_stream_capturing():
+    if not order.by_stream and device is not None and torch.cuda.is_current_stream_capturing():
         raise errors.InvalidArgument("in the capture of a CUDA graph a region is used with stream_ordered=True")
 
 
-def _finish(grant: _C.RemoteRegion, device: torch.device) -> None:
-    torch.cuda.current_stream(device).synchronize()
-    grant.check()
+def _finish(grant: _C.RemoteRegion, device: torch.device, order: Order) -> None:
+    """Ends a copy: in the stream's order, by the flag if there is one; or by a wait and a look."""
+    if order.poison is not None:
+        poison_unless_alive(grant, device, order.poison)
+    elif not order.by_stream:
+        torch.cuda.current_stream(device).synchronize()
+        grant.check()
+
+
+def poison_unless_alive(grant: _C.RemoteRegion, device: torch.device, flag: torch.Tensor) -> None:
+    """Enqueues a look at the region's word behind the copy: the flag becomes true if the region has been dropped."""
+    try:
+        word = grant.word_on(device.index).view(torch.int64)
+    except errors.ChannelUnavailable as error:
+        raise errors.InvalidArgument(f"poison= cannot be used here: {error}") from error
+    torch.logical_or(flag, word.ne(grant.id), out=flag)
 
 
 def _bounds(places: torch.Tensor) -> torch.Tensor:
@@ -69,13 +95,11 @@ def _bounds(places: torch.Tensor) -> torch.Tensor:
     return found.copy_(torch.stack(torch.aminmax(places)), non_blocking=True)
 
 
-def read(
-    region: Region, grant: _C.RemoteRegion, indices: torch.Tensor | None, out: torch.Tensor, stream_ordered: bool
-) -> bool:
+def read(region: Region, grant: _C.RemoteRegion, indices: torch.Tensor | None, out: torch.Tensor, order: Order) -> bool:
     """Reads the part, or its blocks, into ``out``. Returns whether it did: False if the bytes go by the host."""
     device = _copying_device(grant, out)
     view = _mapped(region, grant, device, False)
-    _before(device, stream_ordered, view is not None)
+    _before(device, order, view is not None)
     if view is None or device is None:
         return False
     bounds = None
@@ -85,27 +109,26 @@ def read(
         else:
             view, words = _words(view, out)
             places = indices.to(device, torch.int64, non_blocking=True)
-            if indices.is_cuda and not stream_ordered:  # else a wrong index would end all work of this process here
+            if indices.is_cuda and not order.by_stream:  # else a wrong index would end all work of this process here
                 bounds = _bounds(places)
                 places = places.clamp(0, len(view) - 1)
             if words.device == device and words.is_contiguous():
                 torch.index_select(view, 0, places, out=words)
             else:
                 words.copy_(view.index_select(0, places), non_blocking=True)
-        if not stream_ordered:
-            _finish(grant, device)
+        _finish(grant, device, order)
     if bounds is not None:
         region._check_bounds(*bounds.tolist())
     return True
 
 
 def write(
-    region: Region, grant: _C.RemoteRegion, indices: torch.Tensor | None, source: torch.Tensor, stream_ordered: bool
+    region: Region, grant: _C.RemoteRegion, indices: torch.Tensor | None, source: torch.Tensor, order: Order
 ) -> bool:
     """Writes ``source`` to the part, or to its blocks. Returns whether it did: False if the bytes go by the host."""
     device = _copying_device(grant, source)
     view = _mapped(region, grant, device, True)
-    _before(device, stream_ordered, view is not None)
+    _before(device, order, view is not None)
     if view is None or device is None:
         return False
     with torch.no_grad(), torch.cuda.device(device):
@@ -114,14 +137,11 @@ def write(
         else:
             view, words = _words(view, source.to(device, non_blocking=True))
             view.index_copy_(0, indices.to(device, torch.int64, non_blocking=True), words)
-        if not stream_ordered:
-            _finish(grant, device)
+        _finish(grant, device, order)
     return True
 
 
-def read_all(
-    regions: Sequence[Region], outs: Sequence[torch.Tensor], seconds: float, stream_ordered: bool
-) -> list[int]:
+def read_all(regions: Sequence[Region], outs: Sequence[torch.Tensor], seconds: float, order: Order) -> list[int]:
     """Reads those of the parts that can be mapped, on each device by one launch of torch's for many. Returns the
     places of the others."""
     left: list[int] = []
@@ -138,18 +158,40 @@ def read_all(
         targets, sources = batches.setdefault(device, ([], []))
         targets.append(out)
         sources.append(view)
-    if left and stream_ordered:
-        _before(None, stream_ordered, False)
+    if left and order.by_stream:
+        _before(None, order, False)
     for device, (targets, sources) in batches.items():
-        _before(device, stream_ordered, True)
+        _before(device, order, True)
         with torch.no_grad(), torch.cuda.device(device):
             torch._foreach_copy_(targets, sources, non_blocking=True)
-    if not stream_ordered:
+    if not order.by_stream:
         for device in batches:
             torch.cuda.current_stream(device).synchronize()
         for grant in grants.values():
             grant.check()
     return left
+
+
+def copy_bytes(
+    grant: _C.RemoteRegion,
+    offset: int,
+    local: torch.Tensor,
+    from_region: bool,
+    stream: torch.cuda.Stream,
+    poison: torch.Tensor | None,
+) -> bool:
+    """Copies the bytes of a tensor from a region or to it, on a stream. Waits and looks, or poisons the flag. Returns
+    False if the region cannot be mapped."""
+    device = stream.device
+    memory = grant.map_on(device.index, not from_region) if grant.on_gpu else None
+    if memory is None:
+        return False
+    part = memory[offset : offset + local.numel()]
+    to, source = (local, part) if from_region else (part, local)
+    with torch.no_grad(), torch.cuda.stream(stream):
+        to.copy_(source, non_blocking=True)
+        _finish(grant, device, Order.of(False, poison))
+    return True
 
 
 async def apart(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:

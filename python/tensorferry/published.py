@@ -49,11 +49,29 @@ class Publication:
         self.name = name
         self._agent = agent
         self._service = service_of(agent)
-        tensors = {key: tensor.contiguous() for key, tensor in _tensors_of(state).items()}
+        self._staging: dict[str, torch.Tensor] = {}
+        tensors = self._on_host(state)
         self._forms = {key: form_of(tensor) for key, tensor in tensors.items()}
         pieces = [(key, form, tensors[key].nbytes) for key, form in self._forms.items()]
         self._versions = self._service.publish(name, pieces, **options)
         self._versions.update(list(tensors.values()), 0)
+
+    def _on_host(self, state: Tensors | torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Returns the tensors without gaps; copies of those on devices, in page-locked memory that is kept."""
+        tensors = _tensors_of(state)
+        devices = set()
+        for key, tensor in tensors.items():
+            if tensor.is_cpu:
+                tensors[key] = tensor.contiguous()
+                continue
+            kept = self._staging.get(key)
+            if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
+                kept = self._staging[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            tensors[key] = kept.copy_(tensor, non_blocking=True)
+            devices.add(tensor.device)
+        for device in devices:
+            torch.accelerator.current_stream(device).synchronize()
+        return tensors
 
     @property
     def version(self) -> int:
@@ -71,7 +89,8 @@ class Publication:
         Readers of older versions go on. ``state`` must not be written meanwhile.
 
         Args:
-            state: tensors of the same names, dtypes and shapes as at first.
+            state: tensors of the same names, dtypes and shapes as at first. Those on GPUs are copied to the host,
+                behind the current streams.
             timeout: how many seconds to wait for readers, if all the versions that are kept are being read; -1: the
                 agent's default; 0: no limit.
 
@@ -82,7 +101,7 @@ class Publication:
             InvalidArgument: other names, dtypes or shapes. ResourceExhausted: readers hold all versions; the text
             names them. NotFound: the publication is withdrawn.
         """
-        tensors = {key: tensor.contiguous() for key, tensor in _tensors_of(state).items()}
+        tensors = self._on_host(state)
         if (forms := {key: form_of(tensor) for key, tensor in tensors.items()}) != self._forms:
             other = sorted(key for key in {*forms, *self._forms} if forms.get(key) != self._forms.get(key))
             raise errors.InvalidArgument(f"{self.name!r} with other tensors than before: {', '.join(other[:8])}")

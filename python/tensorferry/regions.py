@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from . import _C, errors, gpu_regions
+from .gpu_regions import Order
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -106,8 +107,10 @@ class Region:
 
     Copies by a GPU are enqueued on the current stream. With ``stream_ordered=True`` the method then returns: the bytes
     are there in the order of the stream, also at each replay of a CUDA graph that was captured so. If the region is
-    dropped meanwhile, nothing says so until :meth:`check`. Without it, the method waits for the stream and checks.
-    Nothing orders a copy behind the streams of the owner: it synchronises before it tells others of its bytes.
+    dropped meanwhile, :meth:`check` says so; or ``poison``, a CUDA tensor of one element, which then becomes true in
+    the stream's order, so that kernels behind the copy can look at it. Without both, the method waits for the stream
+    and checks. Nothing orders a copy behind the streams of the owner: it synchronises before it tells others of its
+    bytes.
 
     After an error the contents of ``into`` are undefined, and any part of a write may have landed.
 
@@ -198,7 +201,12 @@ class Region:
         return _seconds(self._agent or _C.current_agent(), timeout)  # type: ignore[arg-type]
 
     def read(
-        self, into: torch.Tensor | None = None, timeout: float = -1, *, stream_ordered: bool = False
+        self,
+        into: torch.Tensor | None = None,
+        timeout: float = -1,
+        *,
+        stream_ordered: bool = False,
+        poison: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Reads the part. Returns ``into``, or a new tensor.
 
@@ -207,11 +215,12 @@ class Region:
                 current CUDA device if the region is on a GPU and torch has one here, else on the CPU.
             timeout: seconds for each answer of the owner; -1: the agent's default; 0: none.
             stream_ordered: for a region on a GPU: return before the copy has run.
+            poison: the same, with a flag; see :class:`Region`.
 
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        return self._read(None, self._all_runs, self._view.shape, into, timeout, stream_ordered)
+        return self._read(None, self._all_runs, self._view.shape, into, timeout, Order.of(stream_ordered, poison))
 
     def _all_runs(self) -> tuple[int, int | torch.Tensor]:
         if self._layout is None:
@@ -225,7 +234,7 @@ class Region:
         shape: Sequence[int],
         into: torch.Tensor | None,
         timeout: float,
-        stream_ordered: bool,
+        order: Order,
     ) -> torch.Tensor:
         if into is not None and self._fitting(into, shape, "into").numel() == 0:
             return into
@@ -235,8 +244,8 @@ class Region:
         if out is None:
             on_gpu = self._on_gpu and torch.cuda.is_available()
             out = torch.empty(shape, dtype=self.dtype, device="cuda" if on_gpu else "cpu")
-        by_gpu = self._on_gpu or stream_ordered
-        if out.numel() == 0 or (by_gpu and gpu_regions.read(self, grant, indices, out.detach(), stream_ordered)):
+        by_gpu = self._on_gpu or order.by_stream
+        if out.numel() == 0 or (by_gpu and gpu_regions.read(self, grant, indices, out.detach(), order)):
             return out
         run, offsets = runs()
         target = out if out.is_cpu and out.is_contiguous() else torch.empty(shape, dtype=self.dtype)
@@ -259,6 +268,7 @@ class Region:
         timeout: float = -1,
         *,
         stream_ordered: bool = False,
+        poison: torch.Tensor | None = None,
     ) -> None:
         """Writes the part.
 
@@ -268,12 +278,13 @@ class Region:
                 bytes are there.
             timeout: seconds for each answer of the owner; -1: the agent's default; 0: none.
             stream_ordered: for a region on a GPU, without ``notify``: return before the copy has run.
+            poison: the same, with a flag; see :class:`Region`.
 
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
         source = self._fitting(tensor, self.shape, "the tensor").detach()
-        self._write(None, self._all_runs, source, notify, timeout, stream_ordered)
+        self._write(None, self._all_runs, source, notify, timeout, Order.of(stream_ordered, poison))
 
     def _write(
         self,
@@ -282,14 +293,14 @@ class Region:
         source: torch.Tensor,
         notify: int | None,
         timeout: float,
-        stream_ordered: bool,
+        order: Order,
     ) -> None:
-        if stream_ordered and notify is not None:
-            raise errors.InvalidArgument("notify= tells of bytes that are there: leave stream_ordered out")
+        if order.by_stream and notify is not None:
+            raise errors.InvalidArgument("notify= tells of bytes that are there: leave stream_ordered and poison out")
         seconds = self._limit(timeout)
         grant = self._opened(seconds)
-        by_gpu = self._on_gpu or stream_ordered
-        if by_gpu and gpu_regions.write(self, grant, indices, source, stream_ordered):
+        by_gpu = self._on_gpu or order.by_stream
+        if by_gpu and gpu_regions.write(self, grant, indices, source, order):
             if notify is not None:
                 nothing = torch.empty(0, dtype=torch.int64)
                 grant.write(0, nothing, nothing, notify, seconds)
@@ -322,6 +333,7 @@ class Region:
         timeout: float = -1,
         *,
         stream_ordered: bool = False,
+        poison: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Reads ``part[indices]``: blocks along the first dimension, without any Python code for each block.
 
@@ -331,6 +343,7 @@ class Region:
             into: as for :meth:`read`, of shape ``(len(indices), *part.shape[1:])``.
             timeout: seconds for each answer of the owner; -1: the agent's default; 0: none.
             stream_ordered: as for :meth:`read`.
+            poison: as for :meth:`read`.
 
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
@@ -338,7 +351,9 @@ class Region:
         on_gpu = self._on_gpu and indices.is_cuda  # then the copy looks at the values
         places = indices.reshape(-1) if on_gpu else self._checked(indices)
         shape = [places.numel(), *self.shape[1:]]
-        return self._read(places, lambda: self._block_runs(places), shape, into, timeout, stream_ordered)
+        return self._read(
+            places, lambda: self._block_runs(places), shape, into, timeout, Order.of(stream_ordered, poison)
+        )
 
     def write_blocks(
         self,
@@ -348,6 +363,7 @@ class Region:
         timeout: float = -1,
         *,
         stream_ordered: bool = False,
+        poison: torch.Tensor | None = None,
     ) -> None:
         """Writes ``part[indices] = tensor``, as :meth:`write`.
 
@@ -357,14 +373,16 @@ class Region:
             notify: as for :meth:`write`.
             timeout: as for :meth:`read`.
             stream_ordered: as for :meth:`write`.
+            poison: as for :meth:`read`.
 
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        on_stream = stream_ordered and indices.is_cuda  # then torch's kernel looks at the values
+        order = Order.of(stream_ordered, poison)
+        on_stream = order.by_stream and indices.is_cuda  # then torch's kernel looks at the values
         places = indices.reshape(-1) if on_stream else self._checked(indices)
         source = self._fitting(tensor, [places.numel(), *self.shape[1:]], "the tensor").detach()
-        self._write(places, lambda: self._block_runs(places), source, notify, timeout, stream_ordered)
+        self._write(places, lambda: self._block_runs(places), source, notify, timeout, order)
 
     async def read_async(self, into: torch.Tensor | None = None, timeout: float = -1) -> torch.Tensor:
         """Reads as :meth:`read`, on a thread of asyncio's. If the task is cancelled, the transfer goes on, and
@@ -461,7 +479,7 @@ def read_regions(
     if not regions:
         return
     outs = [region._fitting(out, region.shape, "into").detach() for region, out in zip(regions, into, strict=True)]
-    for place in gpu_regions.read_all(regions, outs, regions[0]._limit(timeout), stream_ordered):
+    for place in gpu_regions.read_all(regions, outs, regions[0]._limit(timeout), Order.of(stream_ordered, None)):
         regions[place].read(outs[place], timeout)
 
 

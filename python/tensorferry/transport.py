@@ -10,14 +10,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import math
-import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -30,7 +26,7 @@ except ImportError as _missing:
         f"tensorferry.transport needs torch.distributed._transport, which torch 2.15 has and {torch.__version__} lacks"
     ) from _missing
 
-from . import _C, errors
+from . import _C, errors, gpu_regions
 from .agent import Agent
 from .regions import service_of
 from .transport_buffers import (
@@ -43,6 +39,7 @@ from .transport_buffers import (
     place_of,
     unpacked,
 )
+from .transport_transfers import RegionTransfer, Threads, check_timeout
 
 __all__ = [
     "RegionMemory",
@@ -57,119 +54,27 @@ _PREFIX = "tensorferry/transport"  # of the keys in an endpoint's store
 _DOOR = "door"  # a region of one byte that each endpoint has: a grant of it says whether the peer is there
 
 
-# ---- transfers
-
-
-class RegionTransfer(Work):
-    """A transfer under way. Its error, if it fails, is the one of :class:`tensorferry.Region`.
-
-    It keeps the local buffer until the transfer has ended. A time-out ends only the wait.
-    """
-
-    def __init__(self, timeout: float, buffers: tuple[Any, ...] = ()) -> None:
-        super().__init__()
-        self._timeout = timeout
-        self._buffers = buffers
-        self._error: Exception | None = None
-        self._ended = threading.Event()
-        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-
-    def _end(self, error: Exception | None = None) -> None:
-        self._error = error
-        self._buffers = ()
-        self._ended.set()
-        if error is None:
-            self._future.set_result([])
-        else:
-            self._future.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
-
-    def is_completed(self) -> bool:
-        """Returns whether it has ended, also with an error."""
-        return self._ended.is_set()
-
-    def is_success(self) -> bool:
-        """Returns whether it has ended without an error."""
-        return self._ended.is_set() and self._error is None
-
-    def exception(self) -> Exception | None:  # type: ignore[override]
-        """Returns the error with which it has ended, if there is one."""
-        return self._error if self._ended.is_set() else None
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Waits for the end. Raises the transfer's error, or TimeoutError: then the transfer goes on.
-
-        Args:
-            timeout: of this wait; 0: that of the transfer.
-        """
-        seconds = timeout.total_seconds()
-        _check_timeout(seconds)
-        if not self._ended.wait(seconds or self._timeout):
-            raise errors.DeadlineExceeded("the transfer has not ended in time: it goes on; wait for it again")
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def synchronize(self) -> None:
-        """Waits as :meth:`wait`."""
-        self.wait()
-
-    def result(self) -> list[torch.Tensor]:
-        """Waits as :meth:`wait`, and returns an empty list."""
-        self.wait()
-        return []
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Returns a future of the end: an empty list, or the error."""
-        return self._future
-
-
-class _Threads:
-    """Runs transfers on daemon threads, which do not keep the interpreter from ending. Threads start when needed."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._started = 0
-
-    def run(self, job: Callable[[], None]) -> None:
-        with self._lock:
-            if self._started < self._most:
-                self._started += 1
-                threading.Thread(target=self._serve, name="tensorferry-transfer", daemon=True).start()
-        self._queue.put(job)
-
-    def _serve(self) -> None:
-        while (job := self._queue.get()) is not None:
-            job()
-
-    def end(self) -> None:
-        for _ in range(self._started):
-            self._queue.put(None)
-
-
-def _check_timeout(timeout: float | None) -> None:
-    if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
-        raise ValueError("a time-out is a finite number of seconds, 0 or more")
-
-
 class RegionTransport(Transport):
     """An endpoint: ``torch.distributed._transport.new_transport("tensorferry", "cpu")`` makes it. Thread-safe.
 
     Transfers go between this endpoint's registered memory and that of one peer, and run no code of the peer's program.
     A transfer that fails raises its error, here alone: NotFound if the peer has unregistered the memory, ConnectionLost
-    if it has closed or died. Memory of GPUs is not supported yet, and so neither are ``read_stream`` and
-    ``write_stream``, which order transfers on streams of CUDA.
+    if it has closed or died.
+
+    Memory of GPUs of one host is copied by a GPU of the caller; between hosts it goes by way of the hosts' memory.
+    ``read_stream`` and ``write_stream`` are for memory that the caller's GPU can map. They enqueue one copy, also in
+    the capture of a CUDA graph, and end no process if they fail: if the peer has unregistered the memory before the
+    copy's end, ``poison(device)`` becomes true in the order of the stream, and :meth:`close` raises NotFound.
 
     Args:
-        device: None, or a CPU device.
+        device: None, or a CPU or CUDA device.
         timeout: the default time-out, in seconds.
         threads: how many transfers that wait for the peer may run at once.
         options: those of :class:`tensorferry.Agent` for the endpoint's agent. Beyond one host it needs ``key=``
             and ``interface=``.
 
     Raises:
-        InvalidArgument: a device other than the CPU. TypeError: an unknown option. Unauthenticated: no key to listen
+        InvalidArgument: a device of another type. TypeError: an unknown option. Unauthenticated: no key to listen
             beyond this host with.
 
     Example::
@@ -193,7 +98,7 @@ class RegionTransport(Transport):
         super().__init__(device)
         if self.device is not None:
             _check_device(self.device)
-        _check_timeout(timeout)
+        check_timeout(timeout)
         if threads < 1:
             raise errors.InvalidArgument("threads= is at least 1")
         self._timeout = timeout
@@ -207,13 +112,15 @@ class RegionTransport(Transport):
         self._incarnation = self._agent._self[2]
         self._regions = service_of(self._agent)
         self._regions.add(torch.zeros(1, dtype=torch.uint8), True, False, [], _DOOR, "")
-        self._threads = _Threads(threads)
+        self._threads = Threads(threads)
         self._lock = threading.RLock()  # guards all below; never held while a peer is waited for
         self._peer: str | None = None
         self._door: _C.RemoteRegion | None = None
         self._grants: dict[int, _C.RemoteRegion] = {}
         self._registrations: dict[tuple[int, int], Registration] = {}
         self._pending: set[RegionTransfer] = set()
+        self._poison: dict[int, torch.Tensor] = {}
+        self._copy_streams: dict[int, torch.cuda.Stream] = {}
         self._state: Literal["open", "closing", "closed"] = "open"
 
     @staticmethod
@@ -222,7 +129,7 @@ class RegionTransport(Transport):
         return True
 
     def _limit(self, timeout: float | None) -> float:
-        _check_timeout(timeout)
+        check_timeout(timeout)
         return self._timeout if timeout is None else timeout
 
     def _check_open(self) -> None:
@@ -282,7 +189,7 @@ class RegionTransport(Transport):
     # ---- registering
 
     def register_memory(self, tensor: torch.Tensor, *, timeout: float | None = None) -> RegionMemory:
-        """Registers a contiguous CPU tensor. Registered twice, the same memory has one registration.
+        """Registers a contiguous tensor. Registered twice, the same memory has one registration.
 
         Peers share memory of ``tensorferry.empty``; other memory costs a call of the kernel, or messages.
 
@@ -305,7 +212,8 @@ class RegionTransport(Transport):
             registration = self._registrations.get(place_of(tensor))
             if registration is None:
                 first = tensor.storage_offset() * tensor.element_size()
-                flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), first, (tensor.nbytes,), (1,))
+                flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+                flat.set_(tensor.untyped_storage(), first, (tensor.nbytes,), (1,))
                 registration = Registration(tensor, flat, self._regions.add(flat, True, True, [], "", ""))
                 self._registrations[registration.place] = registration
         return RegionMemory(self, registration)
@@ -380,13 +288,14 @@ class RegionTransport(Transport):
             if not async_op and view.size() == 0:
                 return 0
             grant = self._grants.get(there.region)
-            if not async_op and grant is not None and grant.alive and _waits_for_no_peer(grant, mutable):
+            alone = grant is not None and grant.alive and _waits_for_no_peer(grant, view, mutable)
+            if not async_op and alone:
                 work = None
             else:
                 work = RegionTransfer(seconds, (view._memory._registration, view, there))
                 self._pending.add(work)
         if work is None:
-            _copy(cast(_C.RemoteRegion, grant), view, there, mutable, max(seconds, 0.001))
+            self._copy(cast(_C.RemoteRegion, grant), view, there, mutable, max(seconds, 0.001))
             return 0
         self._threads.run(lambda: self._run(work, view, there, mutable))
         if async_op:
@@ -398,7 +307,7 @@ class RegionTransport(Transport):
         failed = None
         try:
             if view.size() != 0:
-                _copy(self._opened(there), view, there, mutable, 0)
+                self._copy(self._opened(there), view, there, mutable, 0)
         except Exception as error:
             failed = error
         with self._lock:
@@ -448,15 +357,116 @@ class RegionTransport(Transport):
         """
         return self._start(local_buffer, remote_buffer, True, async_op, timeout)
 
-    def read_stream(self, *_: Any, **__: Any) -> NoReturn:
-        """Is not supported yet: it orders transfers on a stream of CUDA, and regions are host memory.
+    def _copy(
+        self, grant: _C.RemoteRegion, view: RegionView, there: RemoteRegionBuffer, into_view: bool, seconds: float
+    ) -> None:
+        """Moves the bytes. ``seconds``: for each answer of the peer; 0: none."""
+        local = view._bytes
+        if grant.on_gpu and torch.cuda.is_available():
+            device = local.device if local.is_cuda else torch.device("cuda", torch.cuda.current_device())
+            if gpu_regions.copy_bytes(grant, there.offset, local, into_view, self._copy_stream(device), None):
+                return
+        if into_view:
+            host = local if local.is_cpu else torch.empty(local.numel(), dtype=torch.uint8)
+            grant.read(view.size(), there.offset, host, seconds)
+            self._copy_apart(local, host)
+        else:
+            host = local if local.is_cpu else torch.empty(local.numel(), dtype=torch.uint8)
+            self._copy_apart(host, local)
+            grant.write(view.size(), there.offset, host, None, seconds)
+
+    def _copy_stream(self, device: torch.device) -> torch.cuda.Stream:
+        """Returns the stream of transfers that the current streams are not to wait for, and that wait for none."""
+        with self._lock:
+            stream = self._copy_streams.get(device.index)
+            if stream is None:
+                stream = self._copy_streams[device.index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return stream
+
+    def _copy_apart(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        if to is source:
+            return
+        stream = self._copy_stream(to.device if to.is_cuda else source.device)
+        with torch.cuda.stream(stream):
+            to.copy_(source)
+        stream.synchronize()
+
+    def poison(self, device: torch.device | str | int | None = None) -> torch.Tensor:
+        """Returns a flag on a CUDA device, a tensor of one bool: it becomes true, in the order of its stream, behind a
+        stream transfer that has failed, and stays so.
+
+        Args:
+            device: None: the current one.
+        """
+        where = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
+        index = torch.cuda.current_device() if where.index is None else where.index
+        with self._lock:
+            flag = self._poison.get(index)
+            if flag is None:
+                flag = self._poison[index] = torch.zeros(1, dtype=torch.bool, device=torch.device("cuda", index))
+                torch.cuda.synchronize(index)
+        return flag
+
+    def _on_stream(
+        self, local: MemoryView, remote: RemoteBuffer, mutable: bool, stream: torch.cuda.Stream | None
+    ) -> None:
+        with self._lock:
+            self._check_open()
+            self._check_transfer(local, remote, mutable=mutable)
+        view, there = cast(RegionView, local), cast(RemoteRegionBuffer, remote)
+        if view.size() == 0:
+            return
+        grant = self._opened(there)
+        if not grant.on_gpu or not torch.cuda.is_available():
+            raise errors.InvalidArgument("a stream transfer is for memory of a GPU on both sides, or of the peer's GPU")
+        on = torch.cuda.current_stream() if stream is None else stream
+        if not gpu_regions.copy_bytes(grant, there.offset, view._bytes, mutable, on, self.poison(on.device)):
+            raise errors.ChannelUnavailable("the GPU of this stream cannot map the peer's memory: use read and write")
+
+    def read_stream(
+        self,
+        local_buffer: MemoryView,
+        remote_buffer: RemoteBuffer,
+        *,
+        stream: torch.cuda.Stream | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Enqueues a read, in the order of a stream.
+
+        Args:
+            local_buffer: as for :meth:`read`.
+            remote_buffer: as for :meth:`write`, of memory on a GPU of this host.
+            stream: None: the current one.
+            timeout: has no effect: a copy waits for no peer.
 
         Raises:
-            NotImplementedError: always.
+            TypeError, ValueError: the buffers do not fit, or are not on GPUs. ChannelUnavailable: the GPU cannot map
+            the memory. NotFound, ConnectionLost: see the class.
         """
-        raise NotImplementedError("transport 'tensorferry' has no stream transfers yet: regions are host memory")
+        self._limit(timeout)
+        self._on_stream(local_buffer, remote_buffer, True, stream)
 
-    write_stream = read_stream
+    def write_stream(
+        self,
+        local_buffer: MemoryView,
+        remote_buffer: RemoteBuffer,
+        *,
+        stream: torch.cuda.Stream | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Enqueues a write, in the order of a stream, as :meth:`read_stream`.
+
+        Args:
+            local_buffer: as for :meth:`write`.
+            remote_buffer: as for :meth:`read_stream`.
+            stream: None: the current one.
+            timeout: has no effect: a copy waits for no peer.
+
+        Raises:
+            As :meth:`read_stream`.
+        """
+        self._limit(timeout)
+        self._on_stream(local_buffer, remote_buffer, False, stream)
 
     # ---- closing
 
@@ -516,28 +526,33 @@ class RegionTransport(Transport):
             self._registrations.clear()
             self._grants.clear()
             self._door = None
+            flags = list(self._poison.values())
+        failed_on = [str(flag.device) for flag in flags if _after_all_streams(flag)]
         for registration in registrations:
             registration.active = False
         self._threads.end()
         self._agent.leave()
+        if failed_on:
+            raise errors.NotFound(f"a stream transfer failed on {failed_on[0]}: the peer had unregistered the memory")
 
 
-def _waits_for_no_peer(grant: _C.RemoteRegion, into_view: bool) -> bool:
+def _waits_for_no_peer(grant: _C.RemoteRegion, view: RegionView, into_view: bool) -> bool:
     """Returns whether this process copies, by itself or by a call of the kernel."""
+    if grant.on_gpu and not torch.cuda.is_available():
+        return False
     return grant.carried == "mapped" or (into_view and grant.carried == "in place")
 
 
-def _copy(grant: _C.RemoteRegion, view: RegionView, there: RemoteRegionBuffer, into_view: bool, seconds: float) -> None:
-    """Moves the bytes. ``seconds``: for each answer of the peer; 0: none."""
-    if into_view:
-        grant.read(view.size(), there.offset, view._bytes, seconds)
-    else:
-        grant.write(view.size(), there.offset, view._bytes, None, seconds)
+def _after_all_streams(flag: torch.Tensor) -> bool:
+    torch.cuda.synchronize(flag.device)
+    return bool(flag.item())
 
 
 def _check_device(device: torch.device) -> None:
-    if device.type != "cpu":
-        raise errors.InvalidArgument(f"transport 'tensorferry' on {device}: regions are host memory; use the CPU")
+    if device.type not in ("cpu", "cuda"):
+        raise errors.InvalidArgument(
+            f"transport 'tensorferry' on {device}: it has memory of the CPU and of CUDA devices"
+        )
 
 
 def _record_key(agent: str) -> str:

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "channels/cuda/allocation.h"
 #include "channels/cuda/device.h"
+#include "channels/cuda/event_poller.h"
 #include "channels/cuda/peer_memory.h"
 
 namespace tensorferry::regions {
@@ -42,7 +43,45 @@ Status wait_for(int device, const CopyStream& stream) {
   }
 }
 
+class Locked final : public LockedPage {
+ public:
+  static Result<std::shared_ptr<LockedPage>> lock(const Buffer& page) {
+    const cuda::DeviceGuard here(0);  // page-locked memory belongs to all contexts, but the call needs one
+    if (!here.status().ok()) return here.status();
+    const auto locked =
+        api()->host_register(page.data, page.bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+    if (locked != CUDA_SUCCESS) return cuda::status_of(locked, "page-locking the words of a peer's regions");
+    return std::shared_ptr<LockedPage>(new Locked(page));
+  }
+  ~Locked() override {
+    // The driver waits for all kernels of the process, which the program's thread must not.
+    cuda::background().submit([page = page_] {
+      const cuda::DeviceGuard here(0);
+      if (here.status().ok()) api()->host_unregister(page.data);
+    });
+  }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+  Result<std::byte*> address_on(int device) override {
+    const cuda::DeviceGuard here(device);
+    if (!here.status().ok()) return here.status();
+    CUdeviceptr address = 0;
+    const auto found = api()->host_get_device_pointer(&address, page_.data, 0);
+    if (found != CUDA_SUCCESS) return cuda::status_of(found, "finding a GPU's address of page-locked memory");
+    return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+  }
+
+ private:
+  explicit Locked(const Buffer& page) : page_(page) {}
+  const Buffer page_;
+};
+
 }  // namespace
+
+Result<std::shared_ptr<LockedPage>> lock_page(const Buffer& page) {
+  if (api() == nullptr) return Status(Code::channel_unavailable, cuda::why_missing());
+  return Locked::lock(page);
+}
 
 Status check_memory(const Buffer& memory) {
   if (memory.device == Device{}) return {};

@@ -166,6 +166,23 @@ Result<Buffer> RemoteRegion::map_on(int device, bool to_write) {
   return mapped;
 }
 
+Result<Buffer> RemoteRegion::word_on(int device) {
+  if (page_.data == nullptr) {
+    return Status(Code::channel_unavailable,
+                  formatted("\"{}\" shares no word that tells whether region {} lives", owner(), id()));
+  }
+  const std::lock_guard lock(mapping_);
+  if (!words_) {
+    auto locked = regions_->locked(page_);
+    if (!locked.ok()) return locked.status();
+    words_ = *std::move(locked);
+  }
+  const auto begin = words_->address_on(device);
+  if (!begin.ok()) return begin.status();
+  const Device on{DeviceType::cuda, static_cast<std::uint8_t>(device)};
+  return Buffer{on, *begin + grant_.slot * sizeof(std::uint64_t), sizeof(std::uint64_t), nullptr, words_};
+}
+
 Status RemoteRegion::read(const Runs& runs, const Buffer& into, const TransferLimits& limits) {
   if (auto fits = check(runs, into, false); !fits.ok()) return fits;
   if (auto good = alive(); !good.ok()) return good;
@@ -286,6 +303,15 @@ void RemoteRegions::attach(RemoteRegion& region, std::vector<Buffer> buffers) co
   if (error != 0 || word != proof_) return;
   region.process_.emplace(*std::move(process));
   region.reach_ = Reach::in_place;
+}
+
+Result<std::shared_ptr<LockedPage>> RemoteRegions::locked(const Buffer& page) {
+  const std::lock_guard lock(mutex_);
+  auto& known = locked_[page.data];
+  if (auto kept = known.lock()) return kept;
+  auto out = lock_page(page);
+  if (out.ok()) known = *out;
+  return out;
 }
 
 Result<std::shared_ptr<RemoteRegion>> RemoteRegions::grant(const RegionKey& key, const std::shared_ptr<Visit>& visit,

@@ -84,6 +84,10 @@ class RemoteRegion final {
   /// while a copy of the buffer lives. Takes milliseconds the first time. PermissionDenied; ChannelUnavailable: it
   /// cannot be mapped, and read() and write() go by the owner's agent.
   Result<Buffer> map_on(int device, bool to_write);
+  /// Returns the word that holds id() while the region lives, where kernels of the GPU `device` can read it: so a
+  /// stream finds out itself whether the region lived until the bytes that it has copied were there.
+  /// ChannelUnavailable: the owner shares no such word, or the driver does not page-lock it.
+  Result<Buffer> word_on(int device);
   /// Returns how reads go now.
   [[nodiscard]] Reach reach() const noexcept { return reach_.load(std::memory_order_relaxed); }
   /// Returns Ok while the grant is good: NotFound if the region is dropped, ConnectionLost if the owner has gone.
@@ -110,7 +114,8 @@ class RemoteRegion final {
   std::atomic<Reach> reach_{Reach::served};
   std::atomic<bool> dropped_{false};  // a transfer has found it so
   std::mutex mapping_;
-  std::map<int, Buffer> mapped_;  // of a region on a GPU, by device; guarded by mapping_
+  std::map<int, Buffer> mapped_;       // of a region on a GPU, by device; guarded by mapping_
+  std::shared_ptr<LockedPage> words_;  // guarded by mapping_
 };
 
 /// The grants that this agent holds. Thread-safe.
@@ -132,6 +137,8 @@ class RemoteRegions final : public std::enable_shared_from_this<RemoteRegions> {
   Result<std::shared_ptr<RemoteRegion>> grant(const RegionKey& key, const std::shared_ptr<Visit>& visit, bool map,
                                               const TransferLimits& limits);
   void attach(RemoteRegion& region, std::vector<Buffer> buffers) const;
+  /// Page-locks a page of words, which several grants of one visit share.
+  Result<std::shared_ptr<LockedPage>> locked(const Buffer& page);
 
   const std::shared_ptr<RawAgent> agent_;
   const std::shared_ptr<Visits> visits_;
@@ -141,6 +148,7 @@ class RemoteRegions final : public std::enable_shared_from_this<RemoteRegions> {
   std::atomic<Reach> most_{Reach::mapped};
   std::mutex mutex_;
   std::map<std::pair<std::string, std::uint64_t>, std::weak_ptr<RemoteRegion>> open_;  // by owner and id
+  std::map<std::byte*, std::weak_ptr<LockedPage>> locked_;
 };
 
 }  // namespace tensorferry::regions

@@ -201,3 +201,45 @@ def test_awaited_reads_are_ordered_behind_the_current_stream(cluster):
         into, blocks = asyncio.run(main())
         assert into[-1] == (1 << 20) - 1
         assert blocks.tolist() == [3.0, 3.0]
+
+
+def test_a_flag_on_the_stream_says_that_a_copy_came_too_late(cluster):
+    cluster.start(1)
+    handle = rpc.rpc_sync("worker1", make, args=("flagged", (256,)))
+    poison = torch.zeros(1, dtype=torch.bool, device="cuda")
+    into = handle.read(poison=poison)
+    assert not poison.item()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        handle.read(into=into, poison=poison)
+    graph.replay()
+    assert not poison.item()
+    rpc.rpc_sync("worker1", drop, args=("flagged",))
+    graph.replay()
+    assert poison.item()
+    with pytest.raises(errors.InvalidArgument, match="one element"):
+        handle.read(poison=torch.zeros(2, device="cuda"))
+
+
+def publish(name):
+    model = torch.nn.Linear(8, 8, device="cuda")
+    torch.nn.init.ones_(model.weight)
+    kept[name] = model, rpc.publish(model.state_dict(), name)
+
+
+def update(name):
+    model, publication = kept[name]
+    torch.nn.init.constant_(model.weight, 5.0)
+    return publication.update(model.state_dict())
+
+
+def test_versions_of_tensors_on_gpus_reach_tensors_on_gpus(cluster):
+    cluster.start(1)
+    rpc.rpc_sync("worker1", publish, args=("on gpu",))
+    mine = torch.nn.Linear(8, 8, device="cuda")
+    loader = rpc.subscribe("on gpu", from_="worker1").into(mine)
+    assert loader.load() == 1
+    assert mine.weight.eq(1).all()
+    assert rpc.rpc_sync("worker1", update, args=("on gpu",)) == 2
+    assert loader.wait() == 2
+    assert mine.weight.eq(5).all()

@@ -19,9 +19,9 @@ import tensorferry.transport  # noqa: E402, registers it
 PATIENT = 120.0  # seconds; no test waits for them to pass
 
 
-def new_end(name: str) -> Any:
+def new_end(name: str, device: str = "cpu") -> Any:
     """Returns an endpoint of that implementation."""
-    return api.new_transport(name, "cpu", timeout=PATIENT)
+    return api.new_transport(name, device, timeout=PATIENT)
 
 
 @contextlib.contextmanager
@@ -60,9 +60,9 @@ class End:
 theirs: End | None = None  # in a worker
 
 
-def open_theirs(name: str) -> bytes:
+def open_theirs(name: str, device: str = "cpu") -> bytes:
     global theirs
-    theirs = End(new_end(name))
+    theirs = End(new_end(name, device))
     return theirs.transport.bind()
 
 
@@ -71,7 +71,10 @@ def connect_theirs(url: bytes) -> int:
 
 
 def register_theirs(key: str, tensor: torch.Tensor, mappable: bool) -> bytes:
-    if mappable:
+    if theirs.transport.device.type == "cuda":
+        tensor = tensor.cuda()
+        torch.cuda.synchronize()
+    elif mappable:
         tensor = tensorferry.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     return theirs.register(key, tensor).to_remote_buffer().serialize()
 
@@ -81,7 +84,7 @@ def unregister_theirs(key: str) -> None:
 
 
 def contents_of_theirs(key: str) -> torch.Tensor:
-    return theirs.tensors[key].clone()  # to send a tensor itself would move its memory
+    return theirs.tensors[key].cpu().clone()  # to send a tensor itself would move its memory
 
 
 def read_by_them(key: str, descriptor: bytes) -> int:
@@ -107,17 +110,17 @@ def meet_theirs(name: str, port: int) -> int:
 class Pair(End):
     """An endpoint of this process, connected with that of a worker process."""
 
-    def __init__(self, name: str, peer: Worker) -> None:
-        super().__init__(new_end(name))
+    def __init__(self, name: str, peer: Worker, device: str = "cpu") -> None:
+        super().__init__(new_end(name, device))
         self.peer = peer
         url = self.transport.bind()
-        assert self.transport.connect(peer.run(open_theirs, name)) == 0
+        assert self.transport.connect(peer.run(open_theirs, name, device)) == 0
         assert peer.run(connect_theirs, url) == 0
 
     def shown(self, key: str, tensor: torch.Tensor, mappable: bool = True) -> Any:
         """Registers a tensor at the peer, and returns its descriptor, as it arrives here."""
         sent = self.peer.run(register_theirs, key, tensor, mappable)
-        own = self.transport.register_memory(torch.zeros(1))
+        own = self.transport.register_memory(torch.zeros(1, device=self.transport.device.type))
         return type(own.to_remote_buffer()).deserialize(sent)
 
     def theirs(self, key: str) -> torch.Tensor:
