@@ -308,22 +308,20 @@ class Region:
         run, offsets = runs()
         grant.write(run, offsets, source.cpu().contiguous(), notify, seconds)
 
-    def _checked(self, indices: torch.Tensor) -> torch.Tensor:
-        """Returns the indices in one dimension, after a look at their values."""
+    def _checked(self, indices: torch.Tensor, order: Order) -> torch.Tensor:
+        """Returns the indices in one dimension. Looks at their values, unless that would wait for a stream."""
         indices = indices.reshape(-1)
-        if indices.numel():
-            self._check_bounds(int(indices.min()), int(indices.max()))
+        if indices.numel() and not (order.by_stream and indices.is_cuda):
+            least, greatest = torch.stack(torch.aminmax(indices)).tolist()
+            if least < 0 or greatest >= self.shape[0]:
+                raise errors.InvalidArgument(f"the indices of blocks are from 0 to {self.shape[0] - 1}")
         return indices
-
-    def _check_bounds(self, least: int, greatest: int) -> None:
-        if least < 0 or greatest >= self.shape[0]:
-            raise errors.InvalidArgument(f"the indices of blocks are from 0 to {self.shape[0] - 1}")
 
     def _block_runs(self, indices: torch.Tensor) -> tuple[int, torch.Tensor]:
         run, first = _runs(self._view[:1])
         if isinstance(first, torch.Tensor):
             raise errors.InvalidArgument("blocks without gaps: the part's dimensions after the first are not dense")
-        places = self._checked(indices.to("cpu", torch.int64))
+        places = indices.to("cpu", torch.int64)
         return run, places * (self._view.stride(0) * self._view.element_size()) + first
 
     def read_blocks(
@@ -348,8 +346,8 @@ class Region:
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        on_gpu = self._on_gpu and indices.is_cuda  # then the copy looks at the values
-        places = indices.reshape(-1) if on_gpu else self._checked(indices)
+        order = Order.of(stream_ordered, poison)
+        places = self._checked(indices, order)
         shape = [places.numel(), *self.shape[1:]]
         return self._read(
             places, lambda: self._block_runs(places), shape, into, timeout, Order.of(stream_ordered, poison)
@@ -379,8 +377,7 @@ class Region:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
         order = Order.of(stream_ordered, poison)
-        on_stream = order.by_stream and indices.is_cuda  # then torch's kernel looks at the values
-        places = indices.reshape(-1) if on_stream else self._checked(indices)
+        places = self._checked(indices, order)
         source = self._fitting(tensor, [places.numel(), *self.shape[1:]], "the tensor").detach()
         self._write(places, lambda: self._block_runs(places), source, notify, timeout, order)
 
