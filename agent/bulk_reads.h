@@ -60,6 +60,11 @@ class BulkReads final {
     reads_.erase(it);
     return read;
   }
+  /// Returns how many destinations wait for their bytes.
+  [[nodiscard]] std::size_t waiting() const {
+    const std::lock_guard lock(mutex_);
+    return reads_.size();
+  }
   /// The link has ended with `status`. Hands out the destinations whose bytes have not come; the caller completes them.
   std::vector<Read> end(const Status& status) {
     std::vector<Read> left;
@@ -71,7 +76,7 @@ class BulkReads final {
   }
 
  private:
-  Mutex mutex_;  // guards the others
+  mutable Mutex mutex_;  // guards the others
   std::optional<Status> ended_;
   std::map<Name, Read> reads_;
 };

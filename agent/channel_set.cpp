@@ -5,6 +5,7 @@
 #include "agent/channel_binding.h"
 #include "agent/placement.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "channels/completion.h"
 
 namespace tensorferry {
@@ -79,6 +80,21 @@ Result<FrameSink::Taken> ChannelSet::on_bulk(FrameStream& stream, const wire::He
   }
   stream.read(std::move(read->destination), std::move(read->landed));
   return FrameSink::Taken::yes;
+}
+
+std::string ChannelSet::awaited() const {
+  const auto controls = incoming_controls_.waiting();
+  const auto bulk = bulk_reads_.waiting();
+  std::string out;
+  if (controls.pulls != 0) {
+    out += formatted(": {} of this link wait for control message {} of the peer, of which {} have come", controls.pulls,
+                     controls.needed, controls.received);
+  }
+  if (bulk != 0) {
+    out += formatted("{} {} of this link wait for bytes on its {} bulk connections", out.empty() ? ":" : ",", bulk,
+                     link_.connections().bulk_connections_in());
+  }
+  return out.empty() ? ": they are being copied" : out;
 }
 
 void ChannelSet::want_release(std::uint64_t id) {

@@ -101,6 +101,8 @@ class ChannelSet final {
     };
     (void)(Spin::cpus_to_spare ? progress_spin_.until(poll) : poll());
   }
+  /// Says what the buffers of this link wait for that have not arrived, for error texts: ": " and a list.
+  [[nodiscard]] std::string awaited() const;
   /// Takes up to `most` acknowledgements that wait to be sent.
   std::vector<std::uint64_t> take_releases(std::size_t most);
 

@@ -77,6 +77,11 @@ bool Connections::reads_bulk(const FrameStream& stream) const {
   return std::any_of(bulk_.in.begin(), bulk_.in.end(), [&](const auto& one) { return one.get() == &stream; });
 }
 
+std::size_t Connections::bulk_connections_in() const {
+  const std::lock_guard lock(mutex_);
+  return bulk_.in.size();
+}
+
 Connections::Stream Connections::only_incoming() const {
   const std::lock_guard lock(mutex_);
   return slot(ConnectionRole::calls_out).state == State::absent ? slot(ConnectionRole::calls_in).stream : nullptr;

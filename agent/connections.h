@@ -74,6 +74,8 @@ class Connections final {
   [[nodiscard]] Stream stream(ConnectionRole role) const;
   /// Returns whether this is a bulk connection on which the peer sends.
   [[nodiscard]] bool reads_bulk(const FrameStream& stream) const;
+  /// Returns how many bulk connections there are on which the peer sends.
+  [[nodiscard]] std::size_t bulk_connections_in() const;
   /// Returns the stream of the peer's requests if this side has not dialled one of its own, else null.
   [[nodiscard]] Stream only_incoming() const;
   /// Returns the streams that are up.

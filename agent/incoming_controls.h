@@ -55,6 +55,18 @@ class IncomingControls final {
     }
     pull(failed);
   }
+  /// What pulls wait for, for error texts: how many wait, the first message that one of them needs, and the last one
+  /// that has come.
+  struct Waiting {
+    std::size_t pulls = 0;
+    ControlId needed = 0, received = 0;
+  };
+  [[nodiscard]] Waiting waiting() const {
+    const std::lock_guard lock(mutex_);
+    Waiting out{waiting_.size(), 0, received_};
+    for (const auto& [after, pull] : waiting_) out.needed = out.needed == 0 ? after : std::min(out.needed, after);
+    return out;
+  }
   /// The link has ended with `status`. Hands out the pulls that wait; the caller runs them with it.
   std::vector<Pull> end(const Status& status) {
     std::vector<Pull> left;
@@ -66,7 +78,7 @@ class IncomingControls final {
   }
 
  private:
-  Mutex mutex_;  // guards the others
+  mutable Mutex mutex_;  // guards the others
   ControlId received_ = 0;
   std::optional<Status> ended_;
   std::vector<std::pair<ControlId, Pull>> waiting_;

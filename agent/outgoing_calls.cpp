@@ -387,6 +387,7 @@ Status OutgoingCalls::expired(const Call::State& call) const {
   view.connected = link_.outgoing() != nullptr;
   if (!view.connected) view.dialling = link_.connections().dial_progress();
   view.transport = call.in_ring ? "shared memory" : link_.local() ? "unix socket" : "tcp";
+  if (call.landing) view.awaited = link_.channels().awaited();
   const auto session = link_.session();
   auto heard = Clock::time_point(Clock::duration(last_reply_));
   if (session) heard = std::max(heard, session->last_heard());

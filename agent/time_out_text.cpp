@@ -80,7 +80,7 @@ std::string time_out_text(const Call::State& call, const CallersView& view, Cloc
   const auto report = call.report();
   bool busy = false;
   if (call.landing) {
-    text += "the answer has come, but its tensors had not all arrived";
+    text += "the answer has come, but its tensors had not all arrived" + view.awaited;
   } else if (call.sent_at == 0) {
     text += unsent(call, view);
   } else if (report) {

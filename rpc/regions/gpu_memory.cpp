@@ -43,15 +43,15 @@ Status wait_for(int device, const CopyStream& stream) {
   }
 }
 
-class Locked final : public LockedPage {
+class Locked final : public LockedWords {
  public:
-  static Result<std::shared_ptr<LockedPage>> lock(const Buffer& page) {
+  static Result<std::shared_ptr<LockedWords>> lock(const Buffer& page) {
     const cuda::DeviceGuard here(0);  // page-locked memory belongs to all contexts, but the call needs one
     if (!here.status().ok()) return here.status();
     const auto locked =
         api()->host_register(page.data, page.bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     if (locked != CUDA_SUCCESS) return cuda::status_of(locked, "page-locking the words of a peer's regions");
-    return std::shared_ptr<LockedPage>(new Locked(page));
+    return std::shared_ptr<LockedWords>(new Locked(page));
   }
   ~Locked() override {
     // The driver waits for all kernels of the process, which the program's thread must not.
@@ -78,7 +78,7 @@ class Locked final : public LockedPage {
 
 }  // namespace
 
-Result<std::shared_ptr<LockedPage>> lock_page(const Buffer& page) {
+Result<std::shared_ptr<LockedWords>> lock_words(const Buffer& page) {
   if (api() == nullptr) return Status(Code::channel_unavailable, cuda::why_missing());
   return Locked::lock(page);
 }

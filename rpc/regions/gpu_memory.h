@@ -42,14 +42,14 @@ GpuPlace place_of(const Buffer& memory);
 Result<Buffer> map_gpu_memory(const GpuPlace& place, std::uint64_t bytes, int device);
 /// Memory of the host that is page-locked, so that kernels and copies of this process's GPUs read it in the order of
 /// their streams. The destructor unlocks it.
-class LockedPage {
+class LockedWords {
  public:
-  virtual ~LockedPage() = default;
+  virtual ~LockedWords() = default;
   /// Returns the address of its first byte for the GPU `device`.
   virtual Result<std::byte*> address_on(int device) = 0;
 };
 /// Locks the memory, and keeps its owner. It must not be locked already. Errors are those of the driver.
-Result<std::shared_ptr<LockedPage>> lock_page(const Buffer& page);
+Result<std::shared_ptr<LockedWords>> lock_words(const Buffer& page);
 /// Copies runs of `gpu` to `host`, one after another, or back if `to_gpu`; returns when the bytes are there. Not
 /// ordered behind the work of any stream. The errors of the driver.
 Status copy_runs(const Buffer& gpu, std::uint64_t run_bytes, const std::vector<std::uint64_t>& offsets, std::byte* host,

@@ -305,11 +305,11 @@ void RemoteRegions::attach(RemoteRegion& region, std::vector<Buffer> buffers) co
   region.reach_ = Reach::in_place;
 }
 
-Result<std::shared_ptr<LockedPage>> RemoteRegions::locked(const Buffer& page) {
+Result<std::shared_ptr<LockedWords>> RemoteRegions::locked(const Buffer& page) {
   const std::lock_guard lock(mutex_);
   auto& known = locked_[page.data];
   if (auto kept = known.lock()) return kept;
-  auto out = lock_page(page);
+  auto out = lock_words(page);
   if (out.ok()) known = *out;
   return out;
 }

@@ -115,7 +115,7 @@ class RemoteRegion final {
   std::atomic<bool> dropped_{false};  // a transfer has found it so
   std::mutex mapping_;
   std::map<int, Buffer> mapped_;       // of a region on a GPU, by device; guarded by mapping_
-  std::shared_ptr<LockedPage> words_;  // guarded by mapping_
+  std::shared_ptr<LockedWords> words_;  // guarded by mapping_
 };
 
 /// The grants that this agent holds. Thread-safe.
@@ -138,7 +138,7 @@ class RemoteRegions final : public std::enable_shared_from_this<RemoteRegions> {
                                               const TransferLimits& limits);
   void attach(RemoteRegion& region, std::vector<Buffer> buffers) const;
   /// Page-locks a page of words, which several grants of one visit share.
-  Result<std::shared_ptr<LockedPage>> locked(const Buffer& page);
+  Result<std::shared_ptr<LockedWords>> locked(const Buffer& page);
 
   const std::shared_ptr<RawAgent> agent_;
   const std::shared_ptr<Visits> visits_;
@@ -148,7 +148,7 @@ class RemoteRegions final : public std::enable_shared_from_this<RemoteRegions> {
   std::atomic<Reach> most_{Reach::mapped};
   std::mutex mutex_;
   std::map<std::pair<std::string, std::uint64_t>, std::weak_ptr<RemoteRegion>> open_;  // by owner and id
-  std::map<std::byte*, std::weak_ptr<LockedPage>> locked_;
+  std::map<std::byte*, std::weak_ptr<LockedWords>> locked_;
 };
 
 }  // namespace tensorferry::regions

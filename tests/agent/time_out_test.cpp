@@ -132,7 +132,8 @@ TEST_F(TimeOutText, TellsWhereARequestOrAnAnswerIsThatTheCalleeDoesNotHave) {
   call->in_ring = true;
   EXPECT_THAT(text(), HasSubstr("put into shared memory, from which the peer has not taken it yet."));
   call->landing = true;
-  EXPECT_THAT(text(), HasSubstr("the answer has come, but its tensors had not all arrived."));
+  view.awaited = ": 2 of this link wait for control message 3 of the peer, of which 2 have come";
+  EXPECT_THAT(text(), HasSubstr("the answer has come, but its tensors had not all arrived: 2 of this link wait for"));
 }
 
 // ---- Calls
