@@ -274,6 +274,11 @@ Result<PeerInfo> RawAgent::find(int rank, Milliseconds timeout) {
 std::optional<PeerInfo> RawAgent::linked(std::string_view name) const { return impl_->engine->peers.linked(name); }
 std::optional<PeerInfo> RawAgent::linked(int rank) const { return impl_->engine->peers.linked(rank); }
 
+Status RawAgent::check_process(std::string_view peer, std::int32_t pid) const {
+  const auto link = impl_->engine->peers.known_link(peer);
+  return link ? link->check_process(pid) : no_link_to(peer);
+}
+
 bool RawAgent::has_ended(const PeerInfo& peer) const {
   const auto record = impl_->engine->directory->find(peer.name, {});
   return record && record->incarnation == peer.incarnation && listener_is_gone(*impl_->engine, *record);

@@ -340,6 +340,12 @@ class RawAgent {
   [[nodiscard]] std::optional<PeerInfo> linked(std::string_view name) const;
   /// Returns the agent of that rank if a connected link to it exists now. Does not ask the store.
   [[nodiscard]] std::optional<PeerInfo> linked(int rank) const;
+  /// Returns Ok if the kernel says that a process of this process's user on this host is at the other end of the link
+  /// to `peer`, and that its pid is `pid`, unless that is 0 or the kernel does not say it (TCP). Ask before this
+  /// process reads or maps memory that the peer names, or tells the peer where its own memory is. All connections of a
+  /// link are of one user. PermissionDenied: another user or process, with the reason. ConnectionLost: there is no link
+  /// now.
+  [[nodiscard]] Status check_process(std::string_view peer, std::int32_t pid = 0) const;
   /// Returns whether no process listens any more at the addresses of this incarnation of an agent. No link tells of a
   /// death before there was one. Asks the store, and dials: blocks for up to 1 s for each address. False for agents of
   /// other hosts and network namespaces, because a firewall may refuse for them.

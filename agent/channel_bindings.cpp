@@ -37,11 +37,6 @@ void ChannelBindings::meet(const wire::Hello& hello, std::optional<uid_t> uid) {
   peer_.bundles = (hello.features & wire::feature::bundles) != 0;
 }
 
-bool ChannelBindings::met() const {
-  const std::lock_guard lock(mutex_);
-  return peer_.met;
-}
-
 Result<Device> ChannelBindings::arrival(Device source, const Placement& placement, bool* elsewhere) const {
   const std::lock_guard lock(mutex_);  // the peer's first hello may come at this moment
   return tensorferry::arrival(source, placement, peer_.devices, parts_.link.peer().name, elsewhere);

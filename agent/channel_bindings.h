@@ -54,8 +54,6 @@ class ChannelBindings final {
   /// Learns the peer's devices, drivers and features from its first hello. Later hellos change nothing. `uid`: the
   /// peer's user, as the kernel tells; nullopt: the kernel does not know.
   void meet(const wire::Hello& hello, std::optional<uid_t> uid);
-  /// Returns whether the peer's first hello has come.
-  [[nodiscard]] bool met() const;
   /// Returns whether the peer reads bundles.
   [[nodiscard]] bool bundles() const noexcept { return peer_.bundles; }
   /// Returns the peer's device on which a buffer lands; see arrival() in agent/placement.h.

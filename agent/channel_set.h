@@ -52,7 +52,6 @@ class ChannelSet final {
 
   /// See ChannelBindings.
   void meet(const wire::Hello& hello, std::optional<uid_t> uid) { bindings_.meet(hello, uid); }
-  [[nodiscard]] bool met() const { return bindings_.met(); }
 
   /// A frame to send, and the buffers behind it.
   struct Built {

@@ -43,6 +43,16 @@ std::shared_ptr<Session> Connections::session() const {
   return other_.session();
 }
 
+std::optional<uid_t> Connections::user() const {
+  const std::lock_guard lock(mutex_);
+  return other_.user();
+}
+
+bool Connections::may_be_of(std::optional<uid_t> user) const {
+  const std::lock_guard lock(mutex_);
+  return other_.may_be_of(user);
+}
+
 bool Connections::leave_session(const Session& dead) {
   std::shared_ptr<Session> left;  // dropped after the lock is released
   const std::lock_guard lock(mutex_);
@@ -360,11 +370,11 @@ void Connections::resume_bulk() {
 // ---- Making connections
 
 Connections::Stream Connections::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello,
-                                        const std::shared_ptr<Session>& session) {
+                                        const std::shared_ptr<Session>& session, std::optional<uid_t> user) {
   const auto role = role_of(hello.purpose, dialled);
   std::shared_ptr<Session> earlier;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
-  if (closed() || !other_.is_of(hello, dialled)) return nullptr;
+  if (closed() || !other_.is_of(hello, dialled, user)) return nullptr;
   auto& slot = this->slot(role);
   const bool full =
       is_bulk(role) ? (is_out(role) ? bulk_.out : bulk_.in).size() >= BulkStreams::most : slot.state == State::up;
@@ -375,7 +385,7 @@ Connections::Stream Connections::attach(std::unique_ptr<StreamPort>& port, bool 
   slot.dialled = dialled;
   if (role == ConnectionRole::calls_in) slot.stream = stream;
   if (role == ConnectionRole::bulk_in) bulk_.in.push_back(stream);
-  earlier = other_.meet(hello, dialled, session);
+  earlier = other_.meet(hello, dialled, session, user);
   changed_state();
   return stream;
 }

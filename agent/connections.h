@@ -60,6 +60,8 @@ class Connections final {
   [[nodiscard]] std::uint64_t incarnation() const noexcept { return other_.incarnation(); }
   [[nodiscard]] std::uint64_t number() const noexcept { return other_.number(); }
   [[nodiscard]] std::uint64_t other_number() const noexcept { return other_.other_number(); }
+  [[nodiscard]] std::optional<uid_t> user() const;
+  [[nodiscard]] bool may_be_of(std::optional<uid_t> user) const;
   /// Returns the session; null if no incarnation of the peer is known yet.
   [[nodiscard]] std::shared_ptr<Session> session() const;
   /// Parts with a session whose peer is dead, unless the link has a connection already. What waits then goes to the
@@ -143,10 +145,10 @@ class Connections final {
   // --- making connections (Engine::dial, the acceptor)
   // -----------------------------------------------------------------
   /// Takes a connection after its handshake and hello: absent or dialling -> attaching, and for one on which the peer
-  /// sends, -> up. Null: refused, because the link has ended, has such a connection already, or belongs to another
-  /// incarnation; `port` is then left as it was.
+  /// sends, -> up. `user`: at its other end, as the kernel tells. Null: refused, because the link has ended, has such a
+  /// connection already, or belongs to another incarnation or user; `port` is then left as it was.
   Stream attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello,
-                const std::shared_ptr<Session>& session);
+                const std::shared_ptr<Session>& session, std::optional<uid_t> user);
   /// Learns which link of the peer took the connection that this side dialled. ConnectionLost: it is not the link that
   /// has dialled this one. Then the peer has given one of the two up.
   Status on_link(std::uint64_t number);

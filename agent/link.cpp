@@ -45,7 +45,15 @@ constexpr std::size_t resume_after = std::size_t{1} << 20;
 /// For the log: " rank=3"; "" of an agent without a rank.
 std::string shown_rank(int rank) { return rank < 0 ? "" : formatted(" rank={}", rank); }
 
+std::string shown_user(std::optional<uid_t> user) {
+  return user ? formatted("uid {}", *user) : std::string("a user that the kernel does not name");
+}
+
 }  // namespace
+
+Status no_link_to(std::string_view peer) {
+  return {Code::connection_lost, formatted("there is no link to \"{}\" now", peer)};
+}
 
 Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session)
     : engine_(std::move(engine)),
@@ -89,9 +97,15 @@ bool Link::run(UniqueFunction<void()> job, bool with_executor) {
 
 bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello) {
   const bool local = port->local();
+  const auto user = local ? unix_peer_uid(port->descriptor()) : tcp_peer_uid(port->descriptor());
   const auto session = engine_->peers.session_of({peer().name, hello.rank, hello.incarnation});
-  const auto stream = connections_.attach(port, dialled, hello, session);
-  if (!stream) return false;
+  const auto stream = connections_.attach(port, dialled, hello, session, user);
+  if (!stream) {
+    if (port && !connections_.may_be_of(user))
+      log_warning(formatted("peer={} refused a connection: {}, but its other connections are of {}", peer().name,
+                            shown_user(user), shown_user(connections_.user())));
+    return false;
+  }
   const auto role = role_of(hello.purpose, dialled);
   // Before it carries a call, whose error may quote the event.
   note(formatted("connection for {} {} ({})", is_bulk(role) ? "bytes" : "calls", dialled ? "dialled" : "accepted",
@@ -101,9 +115,7 @@ bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::H
   else
     bound_silence(stream->fd(), 3 * engine_->options.heartbeat);
   session->heard();
-  if (!channels_.met()) {
-    channels_.meet(hello, local ? unix_peer_uid(stream->fd()) : tcp_peer_uid(stream->fd()));
-  }
+  channels_.meet(hello, user);
   calls_.meet(hello);
   if (role == ConnectionRole::calls_in && !dialled && (hello.features & wire::feature::link) != 0) {
     wire::Header header;
@@ -365,6 +377,18 @@ bool Link::keep_alive(Clock::time_point now) {
   if (why.ok()) return !closed();
   engine_->pool->submit([self = shared_from_this(), why] { self->close(why); });
   return false;
+}
+
+Status Link::check_process(std::int32_t pid) const {
+  const auto session = this->session();
+  if (!session || closed() || !connections_.connected()) return no_link_to(peer().name);
+  if (const auto user = connections_.user(); key_needed(user, ::geteuid()))
+    return {Code::permission_denied,
+            formatted("\"{}\" is a process of {}, here is uid {}", peer().name, shown_user(user), ::geteuid())};
+  const auto known = session->pid();
+  if (known == 0 || pid == 0 || known == pid) return {};
+  return {Code::permission_denied,
+          formatted("\"{}\" names process {} as its own, but it is process {}", peer().name, pid, known)};
 }
 
 Status Link::connect(Clock::time_point until) {

@@ -43,6 +43,9 @@ struct ReplyRoute {
   Placement placement{};  // where the answer's tensors land, from the request
 };
 
+/// ConnectionLost: there is no connected link to that peer.
+Status no_link_to(std::string_view peer);
+
 class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
  public:
   /// Makes a link that is not connected. `session`: the session that this link continues; null: the link goes to the
@@ -78,7 +81,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   // --- connections ---------------------------------------------------------------------------------------------------
   /// Takes a connection after its handshake and hello, and sends everything that waited for it. `dialled`: this side
   /// dialled it. False: refused, because the link has ended, has such a connection already, or belongs to another
-  /// incarnation. `port` is then left as it was, unless the link ended during the call.
+  /// incarnation or user. `port` is then left as it was, unless the link ended during the call.
   bool attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello);
   /// Ends the link, once; later calls do nothing. After ConnectionLost, first takes the replies that the peer gave
   /// before it ended. Then closes all connections and channels, fails the calls in flight with `status`, and cancels
@@ -136,6 +139,8 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] const PeerInfo& peer() const noexcept { return connections_.peer(); }  // incarnation 0 until connected
   [[nodiscard]] std::uint64_t incarnation() const noexcept { return connections_.incarnation(); }
   [[nodiscard]] std::shared_ptr<Session> session() const { return connections_.session(); }
+  /// See RawAgent::check_process.
+  [[nodiscard]] Status check_process(std::int32_t pid) const;
   /// Dials if needed, and waits until the link is connected and the peer has accepted or declined the ring.
   /// DeadlineExceeded after `until`; else the link's error.
   Status connect(Clock::time_point until);

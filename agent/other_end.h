@@ -1,13 +1,16 @@
-/// Who is at the other end of a link: the peer and its incarnation, the numbers of the link's two ends, and the
-/// session.
+/// Who is at the other end of a link: the peer and its incarnation, its user, the numbers of the link's two ends, and
+/// the session.
 ///
 /// Threads: incarnation(), number() and other_number() any; the mutex of Connections guards the rest. The name of
 /// peer() never changes, so any thread may read it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "agent/agent.h"
@@ -31,21 +34,31 @@ class OtherEnd final {
   [[nodiscard]] std::uint64_t other_number() const noexcept { return other_number_.load(std::memory_order_acquire); }
   [[nodiscard]] const std::shared_ptr<Session>& session() const noexcept { return session_; }
 
-  /// Returns whether a connection with this hello belongs to the link: it is of the same incarnation, and of the same
-  /// two ends if the peer has dialled it.
-  [[nodiscard]] bool is_of(const wire::Hello& hello, bool dialled) const {
+  /// Returns the user at the other end of the link's connections, as the kernel tells; nullopt: the kernel does not
+  /// know, or the link has had no connection.
+  [[nodiscard]] std::optional<uid_t> user() const noexcept { return user_; }
+  /// Returns whether a connection from `user` may belong to the link. All connections of a link have one user: a
+  /// process of another one could state the peer's name and incarnation, and would get what this side gives to the
+  /// peer's user.
+  [[nodiscard]] bool may_be_of(std::optional<uid_t> user) const noexcept { return incarnation() == 0 || user == user_; }
+
+  /// Returns whether a connection with this hello, from `user`, belongs to the link: it is of the same incarnation and
+  /// user, and of the same two ends if the peer has dialled it.
+  [[nodiscard]] bool is_of(const wire::Hello& hello, bool dialled, std::optional<uid_t> user = {}) const {
     if (incarnation() != 0 && incarnation() != hello.incarnation) return false;
+    if (!may_be_of(user)) return false;
     if (dialled) return true;
     const bool stale = hello.other_link != 0 && hello.other_link != number_;
     return !stale && (other_number() == 0 || other_number() == hello.link);
   }
-  /// Learns what the hello of such a connection says. Returns the session that it had. The caller drops that after it
-  /// has released the mutex.
-  [[nodiscard]] std::shared_ptr<Session> meet(const wire::Hello& hello, bool dialled,
-                                              std::shared_ptr<Session> session) {
+  /// Learns what the hello of such a connection says, and its user. Returns the session that it had. The caller drops
+  /// that after it has released the mutex.
+  [[nodiscard]] std::shared_ptr<Session> meet(const wire::Hello& hello, bool dialled, std::shared_ptr<Session> session,
+                                              std::optional<uid_t> user = {}) {
     session.swap(session_);
     if (!dialled) other_number_.store(hello.link, std::memory_order_release);
     if (incarnation() != 0) return session;
+    user_ = user;
     peer_.rank = hello.rank;
     peer_.incarnation = hello.incarnation;
     incarnation_.store(hello.incarnation, std::memory_order_release);
@@ -66,6 +79,7 @@ class OtherEnd final {
   std::atomic<std::uint64_t> incarnation_{0};
   const std::uint64_t number_;
   std::atomic<std::uint64_t> other_number_{0};
+  std::optional<uid_t> user_;
   std::shared_ptr<Session> session_;
 };
 

@@ -24,6 +24,11 @@ int Session::process() const {
   return process_.get();
 }
 
+std::int32_t Session::pid() const {
+  const std::lock_guard lock(mutex_);
+  return pid_;
+}
+
 bool Session::process_ended(Milliseconds patience) const {
   pollfd ended{process(), POLLIN, 0};
   return ended.fd >= 0 && ::poll(&ended, 1, static_cast<int>(patience.count())) > 0;

@@ -50,6 +50,8 @@ class Session final {
   int watch(FileDescriptor process, std::int32_t pid);
   /// Returns the number of that descriptor, which stays open as long as the session; -1: none is known.
   [[nodiscard]] int process() const;
+  /// Returns the pid of that process here, as the kernel tells; 0: not known.
+  [[nodiscard]] std::int32_t pid() const;
   /// Returns whether the peer's process is known to have ended. Waits up to `patience` for that: the kernel closes the
   /// connections of a process shortly before it reports the end.
   [[nodiscard]] bool process_ended(Milliseconds patience = Milliseconds(0)) const;

@@ -52,6 +52,21 @@ TEST(OtherEnd, TakesConnectionsThatThePeerDialledForThisLinkAlone) {
   EXPECT_FALSE(other.is_of(hello(7, 6, number), false));
 }
 
+// Whoever has the key can state the name and the incarnation of another agent.
+TEST(OtherEnd, TakesConnectionsOfOneUserAlone) {
+  auto other = unknown();
+  EXPECT_TRUE(other.is_of(hello(7, 5, 0), true, 1000));
+  (void)other.meet(hello(7, 5, 0), true, nullptr, 1000);
+  EXPECT_EQ(other.user(), 1000U);
+  EXPECT_TRUE(other.is_of(hello(7, 5, 0), true, 1000));
+  EXPECT_FALSE(other.is_of(hello(7, 5, 0), true, 1001));
+  EXPECT_FALSE(other.is_of(hello(7, 5, 0), true, std::nullopt)) << "the kernel does not say whose it is";
+  auto remote = unknown();
+  (void)remote.meet(hello(7, 5, 0), true, nullptr, std::nullopt);
+  EXPECT_TRUE(remote.is_of(hello(7, 5, 0), true, std::nullopt));
+  EXPECT_FALSE(remote.is_of(hello(7, 5, 0), true, 1000));
+}
+
 TEST(OtherEnd, HasOneNumber) {
   auto other = unknown();
   (void)other.meet(hello(7, 0, 0), true, nullptr);  // an acceptor's hello names no link

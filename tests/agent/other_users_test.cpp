@@ -5,12 +5,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <thread>
 
 #include "agent/channel_binding.h"
 #include "agent/rendezvous/store_protocol.h"
 #include "agent/rendezvous/tcp_store.h"
 #include "base/host.h"
+#include "base/text.h"
 #include "channels/shm/layout.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/forked.h"
@@ -136,26 +138,40 @@ TEST_F(OtherUsers, ThatServeTheStoreAtTheMeetingPointAreNotUsed) {
   client.join();
 }
 
-/// Dials with the cluster key, and says in the hello that shm of this test's user is at this end.
-Result<RawConnection> dial_with_a_lie(const std::string& address, wire::Hello::Purpose purpose) {
+/// Dials with the cluster key, and says `hello`.
+Result<RawConnection> dial_with_the_key(const std::string& address, const wire::Hello& hello) {
   RawConnection connection(std::move(*connect_unix(address)));
   const auto key = *Key::from_text(shared_key);
   const auto agreed = handshake_as_dialler(connection.fd(), raw_terms(key, true), deadline_after(long_enough));
   if (!agreed) return agreed.status();
   if (const auto theirs = connection.read(wire::Kind::hello); !theirs) return theirs.status();
-  auto hello = raw_hello("liar");
-  hello.purpose = purpose;
-  hello.link = 7;
-  hello.drivers.insert(hello.drivers.begin(), {"shm", {{Device{}, encode(shm::ShmDescriptor{0, boot_id()})}}});
   if (auto status = connection.write(hello_frame(hello)); !status) return status;
   return connection;
 }
 
+wire::Hello hello_for(const std::string& name, wire::Hello::Purpose purpose) {
+  auto hello = raw_hello(name);
+  hello.purpose = purpose;
+  hello.link = 7;
+  return hello;
+}
+
+/// The same, and says that shm of this test's user is at this end.
+Result<RawConnection> dial_with_a_lie(const std::string& address, wire::Hello::Purpose purpose) {
+  auto hello = hello_for("liar", purpose);
+  hello.drivers.insert(hello.drivers.begin(), {"shm", {{Device{}, encode(shm::ShmDescriptor{0, boot_id()})}}});
+  return dial_with_the_key(address, hello);
+}
+
+void with_the_key(RawAgentOptions& options) { options.key = shared_key; }
+
+std::string address_of(const std::shared_ptr<Store>& store, const std::string& name) {
+  return Directory(store, "tensorferry", *Key::from_text(shared_key)).find(name, seconds(5))->unix_address;
+}
+
 TEST_F(OtherUsers, WithTheKeyGetNoSharedMemoryBySayingThatTheyAreTheAgentsUser) {
-  const auto with_key = [](RawAgentOptions& options) { options.key = shared_key; };
-  const auto agent = join(store, "agent", {}, with_key);
-  const auto address =
-      Directory(store, "tensorferry", *Key::from_text(shared_key)).find("agent", seconds(5))->unix_address;
+  const auto agent = join(store, "agent", {}, with_the_key);
+  const auto address = address_of(store, "agent");
   EXPECT_EQ(as_stranger([&] {
               auto calls = dial_with_a_lie(address, wire::Hello::Purpose::calls);
               auto back = dial_with_a_lie(address, wire::Hello::Purpose::calls_back);
@@ -175,6 +191,65 @@ TEST_F(OtherUsers, WithTheKeyGetNoSharedMemoryBySayingThatTheyAreTheAgentsUser) 
               }
             }),
             0);
+}
+
+// The agent would send on such a connection what it has for the peer alone.
+TEST_F(OtherUsers, WithTheKeyAddNoConnectionToTheLinkOfAPeerWhoseNameAndIncarnationTheyState) {
+  const auto agent = join(store, "agent", {}, with_the_key);
+  const auto address = address_of(store, "agent");
+  auto honest = dial_with_the_key(address, hello_for("peer", wire::Hello::Purpose::calls));
+  ASSERT_TRUE(honest.ok()) << honest.status().text();
+  ASSERT_TRUE(eventually([&] { return agent->check_process("peer").ok(); }));
+  for (const auto purpose : {wire::Hello::Purpose::calls_back, wire::Hello::Purpose::bulk}) {
+    EXPECT_EQ(as_stranger([&] {
+                auto added = dial_with_the_key(address, hello_for("peer", purpose));
+                return !added ? 2 : added->ended(seconds(10)) ? 0 : 1;
+              }),
+              0)
+        << static_cast<int>(purpose);
+  }
+  auto own = dial_with_the_key(address, hello_for("peer", wire::Hello::Purpose::calls_back));
+  ASSERT_TRUE(own.ok());
+  auto call = agent->call("peer", "f", {});
+  const auto request = own->read(wire::Kind::request);
+  EXPECT_TRUE(request.ok()) << "the peer's user adds one: " << request.status().text();
+  call.cancel();
+}
+
+TEST_F(OtherUsers, WithTheKeyAreNotTakenForAProcessOfTheAgentsUserWhosePidTheyName) {
+  const auto agent = join(store, "agent", {}, with_the_key);
+  const auto address = address_of(store, "agent");
+  const auto own = ::getpid();
+  const auto same_user = join(store, "same user", {}, with_the_key);
+  agent->serve("f", [](Request, Reply reply) { reply.send({}); });
+  EXPECT_EQ(agent->check_process("same user", own).code(), Code::connection_lost) << "no link yet";
+  ASSERT_TRUE(call_sync(*same_user, "agent", "f", {}).ok());
+  EXPECT_TRUE(agent->check_process("same user", own).ok());
+  EXPECT_TRUE(agent->check_process("same user").ok());
+  const auto another = agent->check_process("same user", own + 1);
+  EXPECT_EQ(another.code(), Code::permission_denied);
+  EXPECT_THAT(another.text(), HasSubstr(formatted("names process {} as its own, but it is process {}", own + 1, own)));
+
+  std::array<int, 2> asked{};
+  ASSERT_EQ(::pipe(asked.data()), 0);
+  Status seen;
+  std::thread asks([&] {
+    EXPECT_TRUE(eventually([&] {
+      seen = agent->check_process("liar", own);
+      return seen.code() != Code::connection_lost;
+    }));
+    EXPECT_EQ(::write(asked[1], "", 1), 1);
+  });
+  EXPECT_EQ(as_stranger([&] {
+              const auto connection = dial_with_the_key(address, hello_for("liar", wire::Hello::Purpose::calls));
+              char byte = 0;
+              return connection && ::read(asked[0], &byte, 1) == 1 ? 0 : 2;
+            }),
+            0);
+  asks.join();
+  for (const int end : asked) ::close(end);
+  EXPECT_EQ(seen.code(), Code::permission_denied);
+  EXPECT_THAT(seen.text(), HasSubstr(formatted("is a process of uid {}, here is uid 0", stranger)));
 }
 
 }  // namespace
