@@ -207,6 +207,10 @@ Result<OwnedRegions::Visited*> OwnedRegions::visited(const PeerInfo& peer, const
   return &out;
 }
 
+bool OwnedRegions::may_read_in_place(const PeerInfo& peer, const ProcessPlace& place) const {
+  return same_host(place, place_) && agent_->check_process(peer.name, place.process.pid).ok();
+}
+
 Result<RegionGrant> OwnedRegions::grant(const PeerInfo& peer, const OpenRegion& asked, Message& message) {
   const std::lock_guard lock(mutex_);
   const auto id = named(asked);
@@ -226,7 +230,7 @@ Result<RegionGrant> OwnedRegions::grant(const PeerInfo& peer, const OpenRegion& 
   grant.slot = *slot;
   grant.shape = region.shape;
   grant.on_gpu = !on_host(*region.memory);
-  if (!grant.on_gpu && same_host(asked.place, place_) && region.rights.read) {
+  if (!grant.on_gpu && region.rights.read && may_read_in_place(peer, asked.place)) {
     grant.reach = Reach::in_place;
     grant.process = place_.process;
     grant.address = reinterpret_cast<std::uintptr_t>(region.memory->data);

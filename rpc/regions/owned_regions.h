@@ -111,6 +111,8 @@ class OwnedRegions final : public std::enable_shared_from_this<OwnedRegions> {
   void open(const PeerInfo& peer, const OpenRegion& asked, Reply reply);
   /// Grants what `asked` names, under the lock, and adds the shared buffers to `message`.
   Result<RegionGrant> grant(const PeerInfo& peer, const OpenRegion& asked, Message& message);
+  /// Returns whether the peer can read this process's memory: by what it says, and by the kernel's word.
+  [[nodiscard]] bool may_read_in_place(const PeerInfo& peer, const ProcessPlace& place) const;
   Result<std::uint64_t> named(const OpenRegion& asked) const;
   Result<Visited*> visited(const PeerInfo& peer, const OpenRegion& asked);
   void close_grant(VisitId visit, std::uint64_t id);

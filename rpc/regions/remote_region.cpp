@@ -296,6 +296,7 @@ void RemoteRegions::attach(RemoteRegion& region, std::vector<Buffer> buffers) co
     return;
   }
   if (most == Reach::served || grant.process.pid == 0 || place_.process.pid == 0) return;
+  if (!agent_->check_process(region.owner(), grant.process.pid).ok()) return;
   auto process = cma::Process::find(grant.process);
   if (!process.ok()) return;
   std::uint64_t word = 0;
