@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <set>
-#include <thread>
 
 #include "agent/flight_recorder.h"
 #include "agent/rendezvous/record.h"
@@ -13,6 +12,7 @@
 #include "base/long_wait.h"
 #include "base/text.h"
 #include "channels/region.h"
+#include "rpc/collectives/member_memory.h"
 #include "rpc/collectives/tuning.h"
 
 namespace tensorferry::collectives {
@@ -83,7 +83,7 @@ MemberRecord Groups::own_record(const GroupSettings& settings) const {
   out.name = agent_->self().name;
   out.incarnation = agent_->self().incarnation;
   out.host.boot_id = settings.host.empty() ? boot_id() : settings.host;
-  out.host.uid = ::getuid();
+  out.host.uid = ::geteuid();
   out.host.pid_namespace = own_namespace("pid");
   out.host.user_namespace = own_namespace("user");
   out.host.process = cma::own_identity().value_or(cma::Identity{});
@@ -319,7 +319,8 @@ Result<std::shared_ptr<RawGroup>> Groups::form(std::vector<std::string> names, G
     auto joined_root = join_root(names, settings, rank, until);
     if (!joined_root.ok()) return joined_root.status();
     formed = *std::move(joined_root);
-    if (formed.members.size() != names.size()) return Status(Code::protocol_error, "rank 0 formed another group");
+    if (!std::ranges::equal(formed.members, names, {}, &MemberRecord::name))
+      return Status(Code::protocol_error, "rank 0 formed another group");
   }
   auto group = std::make_shared<RawGroup>(agent_, Membership{formed.group, rank, formed.members}, kept);
   group->watch_processes(processes_);
@@ -482,37 +483,16 @@ Result<Formed> Groups::join_root(const std::vector<std::string>& names, const Gr
   return *std::move(formed);
 }
 
-std::string Groups::why_unreadable(const Formed& formed, std::size_t rank) {
-  const auto& own = formed.members[rank].host;
-  for (const auto& member : formed.members) {
-    const auto& host = member.host;
-    const auto why = [&](std::string_view text) {
-      return formatted("\"{}\" cannot read the memory of \"{}\": {}", formed.members[rank].name, member.name, text);
-    };
-    if (host.process.pid == 0) return why("/proc does not tell its pid");
-    if (&member == &formed.members[rank]) continue;
-    if (host.uid != own.uid) return why("it has another user");
-    if (host.pid_namespace != own.pid_namespace) return why("it has another pid namespace");
-    if (host.user_namespace != own.user_namespace) return why("it has another user namespace");
-    auto process = cma::Process::find(host.process);
-    if (!process.ok()) return why(process.status().what());
-    std::uint64_t word = 0;
-    const auto error = process->read(reinterpret_cast<std::byte*>(&word), host.probe_address, sizeof word);
-    if (error != 0) return why(cma::text_of_refusal(error));
-    if (word != host.probe_word) return why("it is another process");
-  }
-  return {};
+Call Groups::greet(const RawGroup& group, const std::string& member, Clock::time_point until) {
+  RawCallOptions options;
+  options.timeout = left_until(until, agent_->clock());
+  return agent_->call(member, group_function, message_of(GroupMessage(Greet{group.id()})), std::move(options));
 }
 
-Status Groups::greet_all(const RawGroup& group, Clock::time_point until) {
+Status Groups::greet_lower(const RawGroup& group, Clock::time_point until) {
   // A session stands between each two members afterwards, so each learns of the other's death.
   std::vector<Call> calls;
-  for (std::size_t other = 0; other < group.rank(); ++other) {
-    RawCallOptions options;
-    options.timeout = left_until(until, agent_->clock());
-    calls.push_back(agent_->call(group.names()[other], group_function, message_of(GroupMessage(Greet{group.id()})),
-                                 std::move(options)));
-  }
+  for (std::size_t other = 0; other < group.rank(); ++other) calls.push_back(greet(group, group.names()[other], until));
   Status status;
   for (auto& call : calls) {
     call.wait();
@@ -520,6 +500,20 @@ Status Groups::greet_all(const RawGroup& group, Clock::time_point until) {
     if (!reply.ok() && status.ok()) status = reply.status();
   }
   return status;
+}
+
+std::string Groups::why_no_memory(const RawGroup& group, const Formed& formed, Clock::time_point until) {
+  const auto check = [&](const MemberRecord& other) {
+    auto checked = agent_->check_process(other.name, other.host.process.pid);
+    if (checked.code() != Code::connection_lost) return checked;
+    // A higher rank has not greeted this one yet.
+    greet(group, other.name, until).wait();
+    return agent_->check_process(other.name, other.host.process.pid);
+  };
+  for (const auto& member : formed.members) {
+    if (auto why = why_unreadable(formed.members[group.rank()], member, check); !why.empty()) return why;
+  }
+  return {};
 }
 
 Status Groups::agree_on_links(RawGroup& group, const Formed& formed, const GroupSettings& settings,
@@ -542,8 +536,9 @@ Status Groups::agree_on_links(RawGroup& group, const Formed& formed, const Group
       ready.no_board = reply.ok() ? "rank 0 has no board" : reply.status().text();
     }
   }
-  ready.no_memory = settings.memory ? why_unreadable(formed, group.rank()) : "the option memory is off";
-  if (auto greeted = greet_all(group, until); !greeted.ok()) return greeted;
+  if (auto greeted = greet_lower(group, until); !greeted.ok()) return greeted;
+  ready.no_memory = settings.memory ? ready.no_board : "the option memory is off";
+  if (ready.no_memory.empty()) ready.no_memory = why_no_memory(group, formed, until);
 
   Decision decision;
   if (forming) {
@@ -557,6 +552,10 @@ Status Groups::agree_on_links(RawGroup& group, const Formed& formed, const Group
     if (!decided) return {Code::protocol_error, "a malformed answer of rank 0"};
     decision = *std::move(decided);
   }
+  const bool board_lacks = decision.no_board.empty() && !ready.no_board.empty();
+  if (board_lacks || (decision.no_memory.empty() && !ready.no_memory.empty()))
+    return {Code::protocol_error, formatted("rank 0 has decided for links that this rank lacks: {}",
+                                            board_lacks ? ready.no_board : ready.no_memory)};
   auto crossings = parse_crossings(decision.crossings);
   if (!crossings.ok()) return {Code::protocol_error, formatted("rank 0 has decided: {}", crossings.status().what())};
   group.use_crossings(*std::move(crossings));

@@ -94,8 +94,10 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   [[nodiscard]] Status dead_among(const std::vector<std::string>& names, const GroupSettings& settings) const;
   Result<Formed> join_root(const std::vector<std::string>& names, const GroupSettings& settings, std::size_t rank,
                            Clock::time_point until);
-  Status greet_all(const RawGroup& group, Clock::time_point until);
-  [[nodiscard]] static std::string why_unreadable(const Formed& formed, std::size_t rank);
+  Call greet(const RawGroup& group, const std::string& member, Clock::time_point until);
+  Status greet_lower(const RawGroup& group, Clock::time_point until);
+  /// Returns why this rank cannot read the memory of every other member; "": it can.
+  [[nodiscard]] std::string why_no_memory(const RawGroup& group, const Formed& formed, Clock::time_point until);
 
   const std::shared_ptr<RawAgent> agent_;
   const std::shared_ptr<const void> use_ = std::make_shared<char>();

@@ -1,17 +1,29 @@
 // What ranks of a group, and agents that are none, could do to a rank.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <future>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
+#include "base/host.h"
+#include "base/text.h"
+#include "channels/cma/process.h"
 #include "rpc/collectives/asked_data.h"
 #include "tests/agent/patience.h"
 #include "tests/rpc/collectives/world.h"
 
 namespace tensorferry::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 TEST(HostileRanks, RequestsForDataThatIsNeverSentAreBoundedForEachRankAndEndWithIt) {
   using collectives::AskedData;
@@ -103,6 +115,76 @@ TEST(HostileRanks, AnAgentThatIsNoMemberOfAFormingGroupHasNoPartInIt) {
   EXPECT_EQ(send(1, join).status().code(), Code::protocol_error) << "no agent has such a name";
   world.services[0]->leave();
   EXPECT_EQ(forming.get().code(), Code::agent_closed);
+}
+
+/// Forms a group of rank 0 and a rank 1 that says in its record that `host` is it. Returns why rank 0 and rank 1 do not
+/// read each other's memory, as rank 0 has decided it.
+std::string no_memory_with(GroupWorld& world, const collectives::HostIdentity& host) {
+  const auto send = [&](const collectives::GroupMessage& each) {
+    Message message;
+    message.payload = encode(each);
+    return call_sync(*world.agents[1], "rank0", collectives::group_function, std::move(message));
+  };
+  auto forming = std::async(std::launch::async, [&] {
+    auto settings = GroupWorld::settings_of({2, "memory"});
+    settings.label = "group";
+    return world.services[0]->form({"rank0", "rank1"}, settings).status();
+  });
+  const auto joined = send(
+      collectives::JoinGroup{"group", {"rank0", "rank1"}, 1, {"rank1", world.agents[1]->self().incarnation, host}});
+  EXPECT_TRUE(joined.ok()) << joined.status().text();
+  const auto group = decode<collectives::Formed>(joined->payload)->group;
+  const auto board = send(collectives::GetBoard{group});
+  const auto decided = send(collectives::ReadyForGroup{group, 1, {}, {}});
+  EXPECT_TRUE(forming.get().ok());
+  EXPECT_TRUE(decided.ok()) << decided.status().text();
+  const auto decision = decode<collectives::Decision>(decided->payload);
+  return decision ? decision->no_memory : "malformed";
+}
+
+TEST(HostileRankProcesses, MemoryOfAnotherProcessThanTheRankIsNotReadEvenIfItIsOfTheSameUser) {
+  static const std::uint64_t word = 0x5eed;
+  GroupWorld world(2);
+  const auto third = ::fork();
+  if (third == 0) ::_exit(::pause());
+  collectives::HostIdentity host{
+      boot_id(), ::geteuid(), own_namespace("pid"), own_namespace("user"), {third, cma::started_of(third).value_or(0)},
+      0,         word};
+  host.probe_address = reinterpret_cast<std::uintptr_t>(&word);
+  EXPECT_THAT(no_memory_with(world, host),
+              HasSubstr(formatted("\"rank1\" names process {} as its own, but it is process {}", third, ::getpid())));
+  ::kill(third, SIGKILL);
+  ::waitpid(third, nullptr, 0);
+}
+
+/// What a rank 0 answers that is not served by Groups.
+void serve_as_rank_0(RawAgent& agent, collectives::Formed formed, const collectives::Decision& decision) {
+  agent.serve(std::string(collectives::group_function), [=](const Request& request, Reply reply) {
+    const auto asked = decode<collectives::GroupMessage>(request.arguments.payload);
+    Message answer;
+    if (std::holds_alternative<collectives::GetBoard>(*asked)) return reply.fail({Code::cancelled, "no board"});
+    if (std::holds_alternative<collectives::JoinGroup>(*asked)) answer.payload = encode(formed);
+    if (std::holds_alternative<collectives::ReadyForGroup>(*asked)) answer.payload = encode(decision);
+    reply.send(std::move(answer));
+  });
+}
+
+TEST(HostileRanks, ARankZeroCannotDecideForABoardOrForMemoryThatARankLacks) {
+  GroupWorld world(2);
+  collectives::Formed formed{7, {{"rank0", 1, {}}, {"rank1", 2, {}}}};
+  for (auto& member : formed.members) member.host.boot_id = "one host";
+  serve_as_rank_0(*world.agents[0], formed, {});
+  const auto form = [&] {
+    return world.services[1]->form({"rank0", "rank1"}, GroupWorld::settings_of({2, "memory"})).status();
+  };
+  auto refused = form();
+  EXPECT_EQ(refused.code(), Code::protocol_error);
+  EXPECT_THAT(refused.text(), HasSubstr("rank 0 has decided for links that this rank lacks"));
+  formed.members[0].name = "rank2";
+  serve_as_rank_0(*world.agents[0], formed, {"no board", "no memory", {}});
+  refused = form();
+  EXPECT_EQ(refused.code(), Code::protocol_error);
+  EXPECT_THAT(refused.text(), HasSubstr("rank 0 formed another group"));
 }
 
 }  // namespace
