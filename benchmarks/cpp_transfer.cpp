@@ -56,7 +56,8 @@ std::shared_ptr<RawAgent> join(const char* name, std::uint16_t port, const Sampl
   options.store = value_or_die("connect_tcp_store", connect_tcp_store(arguments.address, port, key, patience));
   options.key = key;
   options.reaches = arguments.address;
-  options.unix_sockets = arguments.transport != "tcp";
+  options.unix_sockets = arguments.transport == "unix";
+  options.tls = arguments.transport == "tls" ? "key" : "off";
   options.shared_memory = false;
   options.channels = arguments.channels;
   return value_or_die("RawAgent::join", RawAgent::join(std::move(options)));
@@ -136,7 +137,7 @@ void call(int socket, const SampleArguments& arguments) {
 }
 
 int main(int argc, char** argv) {
-  const SampleArguments arguments = parse(argc, argv, {"unix", "tcp"});
+  const SampleArguments arguments = parse(argc, argv, {"unix", "tcp", "tls"});
   return run_in_two_processes(
       unix_sockets(), [&](int socket) { serve(socket, arguments); },
       [&](int socket, pid_t /*child*/) { call(socket, arguments); });

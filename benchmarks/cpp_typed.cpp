@@ -14,12 +14,9 @@ namespace tensorferry::benchmarks {
 namespace {
 
 std::shared_ptr<Agent> join(const char* name, std::uint16_t port, const SampleArguments& arguments) {
-  const bool tls = arguments.transport == "tls";
   return Agent::join({.name = name,
                       .store = connect_store("127.0.0.1", port),
-                      .key = tls ? "the key of the benchmarks" : "",
-                      .tls = tls ? "key" : "off",
-                      .unix_sockets = arguments.transport != "tcp" && !tls,
+                      .unix_sockets = arguments.transport != "tcp",
                       .shared_memory = arguments.transport == "ring",
                       .prepare = [](Agent& self) {
                         self.serve("empty", [] {});
@@ -93,7 +90,7 @@ void run(int socket, pid_t child, const SampleArguments& arguments) {
 }
 
 int main(int argc, char** argv) {
-  const SampleArguments arguments = parse(argc, argv, {"ring", "unix", "tcp", "tls"});
+  const SampleArguments arguments = parse(argc, argv, {"ring", "unix", "tcp"});
   const auto callee = [&](int socket) {
     if (arguments.peer != "cpp") become_python(socket, arguments);
     serve(socket, arguments);

@@ -181,18 +181,6 @@ def _typed_callers(callers: int) -> Row:
     )
 
 
-def _over_tls(kind: str) -> Row:
-    title, options = KINDS[kind]
-    unit = gigabytes(int(options["bytes"])) if "bytes" in options else MICROSECONDS
-    return Row(
-        f"tls-{kind}",
-        f"{title}, C++ to C++, over TCP with TLS",
-        (Figure(unit, {WITHOUT_TLS: 0.5}),),
-        ours=program("cpp_typed", transport="tls", **options),
-        peers={WITHOUT_TLS: program("cpp_typed", transport="tcp", **options)},
-    )
-
-
 # What leaves one transport only; the ring is the default and has the rows without a transport in their name, too.
 TRANSPORTS: dict[str, dict[str, Any]] = {
     "ring": {},
@@ -314,6 +302,19 @@ def _between_hosts(tensors: int) -> Row:
         (Figure(Unit("GB/s", float(tensors * size), rate=True), {peer: 0.9}),),
         ours=between_hosts("cpp_transfer", transport="tcp", kind="tensor", bytes=str(size), callers=str(tensors)),
         peers={peer: iperf3(tensors, tensors * size)},
+        rounds=3,
+    )
+
+
+def _over_tls(size: int) -> Row:
+    kind = {"kind": "tensor", "bytes": str(size)} if size else {"kind": "empty", "bytes": "0"}
+    titled = f"{size >> 20} MB tensor, sent from C++" if size else "empty call from C++"
+    return Row(
+        f"network-tls-{size >> 20}mb" if size else "network-tls-empty",
+        f"{titled} over a veth pair, with TLS",
+        (Figure(gigabytes_sent(size) if size else MICROSECONDS, {WITHOUT_TLS: 0.5}),),
+        ours=between_hosts("cpp_transfer", transport="tls", **kind),
+        peers={WITHOUT_TLS: between_hosts("cpp_transfer", transport="tcp", **kind)},
         rounds=3,
     )
 
@@ -522,11 +523,11 @@ ROWS = [
     *[_typed_callers(callers) for callers in (4, 16, 64)],
     _cpp_call_over("unix", BARE_UNIX, {}),
     _cpp_call_over("tcp", BARE_TCP, {BARE_TCP: 1 / 1.3}),
-    *[_over_tls(kind) for kind in ("empty", "64mb")],
     *[_empty_call_over(transport, placement) for transport in TRANSPORTS for placement in Placement],
     *[_tensors_by(channel, channel, {}, size) for channel in CHANNELS for size in TENSOR_TARGETS],
     *[_tensors_by("tcp", "basic", TRANSPORTS["tcp"], size) for size in TENSOR_TARGETS],
     *[_between_hosts(tensors) for tensors in (1, 4)],
+    *[_over_tls(size) for size in (0, 64 << 20)],
     _small_beside_large(),
     _empty_call_beside_hogs(Placement.UNPINNED),
     _empty_call_beside_hogs(Placement.TWO_CORES),
