@@ -128,6 +128,17 @@ TEST(QueuesOfIncomingCalls, CountCallsAndBytesUntilTheyStart) {
   EXPECT_FALSE(begin(6, 0).ok()) << "a call that had started did not count";
 }
 
+TEST(QueuesOfIncomingCalls, HoldSoManyThatAreNotAnsweredAndNoMore) {
+  IncomingCalls calls({1, 0});
+  const auto begin = [&](std::uint64_t id) { return calls.begin(id, std::nullopt, 0, 0); };
+  for (std::uint64_t id = 1; id <= IncomingCalls::most_open; ++id) {
+    const auto call = begin(id);
+    ASSERT_TRUE(call.ok()) << id;
+    calls.start(**call);
+  }
+  EXPECT_EQ(begin(IncomingCalls::most_open + 1).status().code(), Code::resource_exhausted);
+}
+
 // ---- Two agents
 
 class Bounds : public ::testing::TestWithParam<Ways> {

@@ -322,6 +322,16 @@ def test_third_party_types_keep_their_type(value):
     assert repr(got) == repr(value) if isinstance(value, ValueError) else got == value
 
 
+def test_records_of_more_classes_than_are_remembered_keep_their_classes(monkeypatch):
+    classes = [type(f"Numbered{i}", (Frozen,), {"__module__": __name__}) for i in range(5000)]
+    for each in classes:
+        monkeypatch.setattr(sys.modules[__name__], each.__name__, each, raising=False)
+    for _ in range(2):
+        for i, each in enumerate(classes):
+            got = there_and_back(each(i))
+            assert type(got) is each and got.value == i
+
+
 def test_arrays_and_tensors_inside_pickled_objects_are_not_pickled():
     shared = torch.randn(100_000)
     value = Observation(np.arange(100_000), 1.0, {"tensor": shared, "raw": pickle.PickleBuffer(bytearray(50_000))})
