@@ -253,11 +253,13 @@ void attach_apart(const std::shared_ptr<Engine>& engine, std::unique_ptr<StreamP
     const bool gone = ::poll(&ended, 1, 0) > 0;
     if ((ended.revents & (POLLHUP | POLLERR)) != 0) return;  // the dialler has closed it already
     const bool local = port->local();
+    const auto user = user_at_the_other_end(*port);
     std::shared_ptr<Link> link;
     do {  // a link that ends at this moment does not take the connection: try the link that replaces it
-      link = engine->peers.link_of(hello, gone);
+      link = engine->peers.link_of(hello, gone, user);
       if (!link) {
-        const Status why(Code::connection_lost, "\"" + hello.name + "\" has given this connection up");
+        const Status why(Code::connection_lost,
+                         "\"" + hello.name + "\" has given this connection up, or its link is of another user");
         return log_refused(local, peer_address(port->descriptor()), why);
       }
     } while (!link->attach(port, false, hello) && port && link->closed() && !engine->leaving);

@@ -51,6 +51,10 @@ std::string shown_user(std::optional<uid_t> user) {
 
 }  // namespace
 
+std::optional<uid_t> user_at_the_other_end(const StreamPort& port) {
+  return port.local() ? unix_peer_uid(port.descriptor()) : tcp_peer_uid(port.descriptor());
+}
+
 Status no_link_to(std::string_view peer) {
   return {Code::connection_lost, formatted("there is no link to \"{}\" now", peer)};
 }
@@ -97,7 +101,7 @@ bool Link::run(UniqueFunction<void()> job, bool with_executor) {
 
 bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello) {
   const bool local = port->local();
-  const auto user = local ? unix_peer_uid(port->descriptor()) : tcp_peer_uid(port->descriptor());
+  const auto user = user_at_the_other_end(*port);
   const auto session = engine_->peers.session_of({peer().name, hello.rank, hello.incarnation});
   const auto stream = connections_.attach(port, dialled, hello, session, user);
   if (!stream) {

@@ -43,6 +43,9 @@ struct ReplyRoute {
   Placement placement{};  // where the answer's tensors land, from the request
 };
 
+/// Returns the user at the other end of a connection, as the kernel tells; nullopt: the kernel does not know.
+std::optional<uid_t> user_at_the_other_end(const StreamPort& port);
+
 /// ConnectionLost: there is no connected link to that peer.
 Status no_link_to(std::string_view peer);
 

@@ -54,7 +54,7 @@ std::shared_ptr<Link> Peers::link_to(std::string_view name) {
   return link;
 }
 
-std::shared_ptr<Link> Peers::link_of(const wire::Hello& peer, bool gone) {
+std::shared_ptr<Link> Peers::link_of(const wire::Hello& peer, bool gone, std::optional<uid_t> user) {
   std::shared_ptr<Link> old;
   {
     const std::lock_guard lock(mutex_);
@@ -66,6 +66,8 @@ std::shared_ptr<Link> Peers::link_of(const wire::Hello& peer, bool gone) {
       const auto known = it->second->incarnation();  // 0 also if the link dials for a session that has lost its link
       const auto paired = it->second->connections().other_number();
       const bool same = known == peer.incarnation;
+      // Whoever has the key can state the peer's name. A link that lives makes no room for another user.
+      if (!it->second->connections().may_be_of(user)) return nullptr;
       // A peer that dials again has given its link up, even if this side has not seen the end yet. One that has asked
       // to be dialled, and dials too, has not.
       const bool twice = peer.link == paired && peer.purpose == wire::Hello::Purpose::calls &&

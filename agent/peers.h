@@ -6,6 +6,8 @@
 /// Threads: any. Callbacks run under no lock.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -40,9 +42,10 @@ class Peers final {
   std::shared_ptr<Link> link_to(std::string_view name);
   /// Returns the link to which an authenticated connection with this hello belongs; makes it if there is none. Ends a
   /// link to an earlier incarnation of the peer, and a link that the peer has replaced by another one. Null: the
-  /// connection is of a link or an incarnation that the peer has given up.
-  /// `gone`: the connection has ended already, so it is no reason to end another link.
-  std::shared_ptr<Link> link_of(const wire::Hello& hello, bool gone);
+  /// connection is of a link or an incarnation that the peer has given up, or of another user than the peer's link.
+  /// `gone`: the connection has ended already, so it is no reason to end another link. `user`: at its other end, as the
+  /// kernel tells.
+  std::shared_ptr<Link> link_of(const wire::Hello& hello, bool gone, std::optional<uid_t> user);
   /// Removes a link that has ended. If its session goes on (`loss`), makes the session's next link, which dials. Else
   /// buries the session.
   void lost(const std::shared_ptr<Link>& link, const Status& why, Loss loss);

@@ -193,21 +193,27 @@ TEST_F(OtherUsers, WithTheKeyGetNoSharedMemoryBySayingThatTheyAreTheAgentsUser) 
             0);
 }
 
-// The agent would send on such a connection what it has for the peer alone.
-TEST_F(OtherUsers, WithTheKeyAddNoConnectionToTheLinkOfAPeerWhoseNameAndIncarnationTheyState) {
+// The agent would send on such a connection what it has for the peer alone, or end the peer's link for it.
+TEST_F(OtherUsers, WithTheKeyNeitherAddToNorReplaceTheLinkOfAPeerWhoseNameTheyState) {
   const auto agent = join(store, "agent", {}, with_the_key);
   const auto address = address_of(store, "agent");
   auto honest = dial_with_the_key(address, hello_for("peer", wire::Hello::Purpose::calls));
   ASSERT_TRUE(honest.ok()) << honest.status().text();
   ASSERT_TRUE(eventually([&] { return agent->check_process("peer").ok(); }));
-  for (const auto purpose : {wire::Hello::Purpose::calls_back, wire::Hello::Purpose::bulk}) {
+  auto newer = hello_for("peer", wire::Hello::Purpose::calls);
+  newer.link = 8;
+  auto restarted = newer;
+  ++restarted.incarnation;
+  for (const auto& hello : {hello_for("peer", wire::Hello::Purpose::calls_back),
+                            hello_for("peer", wire::Hello::Purpose::bulk), newer, restarted}) {
     EXPECT_EQ(as_stranger([&] {
-                auto added = dial_with_the_key(address, hello_for("peer", purpose));
+                auto added = dial_with_the_key(address, hello);
                 return !added ? 2 : added->ended(seconds(10)) ? 0 : 1;
               }),
               0)
-        << static_cast<int>(purpose);
+        << static_cast<int>(hello.purpose) << " " << hello.link << " " << hello.incarnation;
   }
+  EXPECT_TRUE(agent->check_process("peer").ok());
   auto own = dial_with_the_key(address, hello_for("peer", wire::Hello::Purpose::calls_back));
   ASSERT_TRUE(own.ok());
   auto call = agent->call("peer", "f", {});
