@@ -49,6 +49,8 @@ TEST(SteppedAgents, CallsEndOnceAlthoughAgentsDie) {
   run_seeds(200, {.ends = true, .partitions = true, .deaths = true});
 }
 
+TEST(SteppedAgents, LostCallsSayWhatHasHappenedToTheirPeer) { run_seeds(200, {.deaths = true}); }
+
 // ---- Situations
 
 using SeenBy = SteppedNetwork::SeenBy;

@@ -69,11 +69,13 @@ class SteppedWorld final {
     Call call;
     int runs = 0, ends = 0;
     Status status;
+    bool is_true = true;  // what the status says had happened when the call ended
   };
   struct Agent {
     std::shared_ptr<RawAgent> agent;
     bool dead = false;
-    int lost = 0;  // peers
+    bool silent = false;  // and its host with it
+    int lost = 0;         // peers
   };
 
   std::size_t below(std::uint64_t bound) { return static_cast<std::size_t>(random_() % bound); }
@@ -95,6 +97,7 @@ class SteppedWorld final {
   void meet();
   void settle();
   [[nodiscard]] bool is_allowed(const Made& call) const;
+  [[nodiscard]] bool is_true(const Made& call) const;
   void check_calls();
   void check_links();
   void leave();
