@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import inspect
 import os
 import socket
 import threading
@@ -19,10 +21,12 @@ from weakref import WeakValueDictionary
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as C10dBackend
+from torch.distributed import distributed_c10d
 
 from . import _C, errors
 from .agent import Agent
 from .collectives import Group, _groups_of
+from .rendezvous import check_place, url_for_torch
 
 __all__ = ["Options", "group_of", "register"]
 
@@ -269,10 +273,49 @@ def group_of(process_group: Any = None) -> Group:
     return Group(agent, found)
 
 
+_torch_init_process_group = dist.init_process_group
+_torch_signature = inspect.signature(_torch_init_process_group)
+
+
+@functools.wraps(_torch_init_process_group)
+def _init_process_group(*args: Any, **kwargs: Any) -> None:
+    # If the group has this backend, opens a TCPStore by open_store(). In torch's own, each rank waits for the server,
+    # and rank 0 for all others, deaf to Ctrl-C and without a word of who is missing.
+    bound = _torch_signature.bind(*args, **kwargs)
+    given = bound.arguments
+    if "tensorferry" not in str(given.get("backend")).lower():
+        return _torch_init_process_group(*args, **kwargs)
+    method = "" if given.get("store") is not None else given.get("init_method") or "env://"
+    place = given.get("rank", -1), given.get("world_size", -1)
+    check_place(method, *place)
+    timeout = given.get("timeout") or distributed_c10d.default_pg_timeout
+    given["init_method"] = _interruptible_method(method, *place, timeout) or given.get("init_method")
+    try:
+        return _torch_init_process_group(*bound.args, **bound.kwargs)
+    except errors.DeadlineExceeded as error:  # a program expects torch's class
+        raise dist.DistNetworkError(f"DeadlineExceeded: {error}") from None
+
+
+def _interruptible_method(method: str, rank: int, world_size: int, timeout: timedelta) -> str | None:
+    """Returns the ``init_method`` of a store that is to be opened by open_store(); None: torch opens it."""
+    if method != "env://" and (not method.startswith("tcp://") or "?" in method or -1 in (rank, world_size)):
+        return None
+    try:
+        if method == "env://":  # torch takes each from the environment by itself
+            rank = int(os.environ["RANK"]) if rank == -1 else rank
+            world_size = int(os.environ["WORLD_SIZE"]) if world_size == -1 else world_size
+        found = _C.Rendezvous(method, rank, world_size)
+    except (KeyError, TypeError, ValueError):  # torch says what is wrong
+        return None
+    return url_for_torch(method, found, timeout.total_seconds())
+
+
 def register() -> None:
     """Registers the backend. Does nothing the second time."""
-    if not hasattr(dist.Backend, "TENSORFERRY"):
-        dist.Backend.register_backend("tensorferry", _make, extended_api=True, devices=["cpu", "cuda"])
+    if hasattr(dist.Backend, "TENSORFERRY"):
+        return
+    dist.Backend.register_backend("tensorferry", _make, extended_api=True, devices=["cpu", "cuda"])
+    dist.init_process_group = distributed_c10d.init_process_group = _init_process_group
 
 
 register()

@@ -8,6 +8,7 @@ import ipaddress
 import itertools
 import logging
 import math
+import os
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlparse
 
 import torch.distributed as dist
 
@@ -295,3 +297,44 @@ def meet(
     except dist.DistError as error:
         raise _unreachable(found, error) from None
     return Meeting(_C.adapt_store(store), found.rank, found.world_size, found.host, found.place)
+
+
+# ---- torch's own entry points
+
+_SCHEME = "tensorferry"
+
+
+def url_for_torch(method: str, found: _C.Rendezvous, join_timeout: float) -> str:
+    """Returns the ``init_method`` by which torch opens the TCPStore at ``found`` with :func:`open_store`: torch's own
+    wait for the server and for the other ranks hears no Ctrl-C, and tells of none of them."""
+    query = urlencode({"method": method, "join_timeout": join_timeout})
+    host = f"[{found.host}]" if ":" in found.host else found.host
+    return f"{_SCHEME}://{host}:{found.port}?{query}"
+
+
+def _open_for_torch(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """The handler of the scheme."""
+    query = dict(parse_qsl(urlparse(url).query))
+    world_size = max(0, int(query.get("world_size", 0)))  # torch adds -1 for a group without one
+    found = _C.Rendezvous(query["method"], int(query.get("rank", -1)), world_size)
+    yield open_store(found, float(query["join_timeout"])), found.rank, found.world_size
+
+
+def check_place(method: str, rank: Any, world_size: Any) -> None:
+    """Raises InvalidArgument if the world has no such rank, for which torch would wait. -1 and None stand for what the
+    environment says, if the method is ``env://``."""
+
+    def given(value: Any, variable: str) -> int:
+        if value in (None, -1):
+            return int(os.environ.get(variable, -1)) if method.startswith("env://") else -1
+        return int(value)
+
+    try:
+        rank, world_size = given(rank, "RANK"), given(world_size, "WORLD_SIZE")
+    except (TypeError, ValueError):  # torch says what is wrong
+        return
+    if world_size > 0 and not -1 <= rank < world_size:
+        raise InvalidArgument(f"rank {rank} is not within a world of {world_size}: ranks are 0 to {world_size - 1}")
+
+
+dist.register_rendezvous_handler(_SCHEME, _open_for_torch)  # type: ignore[no-untyped-call]

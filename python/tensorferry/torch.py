@@ -15,7 +15,7 @@ import json
 import os
 import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlencode, urlparse
+from urllib.parse import urlparse
 
 import torch
 import torch.distributed as dist
@@ -24,18 +24,17 @@ from torch.distributed.rpc import _utils, api, backend_registry
 
 from . import _C, _torch_rpc  # type: ignore[attr-defined]  # a compiled module without types
 from .errors import DeadlineExceeded, InvalidArgument
-from .rendezvous import LongWait, interruption_names, open_store
+from .rendezvous import LongWait, check_place, interruption_names, url_for_torch
 from .rpc.options import options_of_tensorpipe_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from .calls import DeviceLike
 
 __all__ = ["RpcBackendOptions"]
 
 NAME = "TENSORFERRY"
-SCHEME = "tensorferry"  # of the rendezvous that torch passes on to _rendezvous()
 
 # Options of the agent underneath, which RpcBackendOptions takes too.
 AGENT_OPTIONS = (
@@ -406,37 +405,25 @@ def _init_rpc(name: str, backend: Any, rank: Any = -1, world_size: Any = None, r
         InvalidArgument: the world has no such rank, for which torch would wait.
     """
     options = RpcBackendOptions() if rpc_backend_options is None else rpc_backend_options
-    if isinstance(rank, int) and isinstance(world_size, int) and 0 < world_size <= rank:
-        raise InvalidArgument(f"rank {rank} is not within a world of {world_size}")
     method = getattr(options, "init_method", "")
+    check_place(method, rank, world_size)
     try:
         found = _C.Rendezvous(method, rank, world_size or 0)
     except (InvalidArgument, TypeError):  # torch says what is wrong, or takes it
         found = None
     if found is None or found.path or found.built_in or not found.port:
         return _torch_init_rpc(name, backend, rank, world_size, options)
-    query = urlencode({"method": method, "join_timeout": getattr(options, "join_timeout", 300.0)})
-    host = f"[{found.host}]" if ":" in found.host else found.host
-    options.init_method = f"{SCHEME}://{host}:{found.port}?{query}"
+    options.init_method = url_for_torch(method, found, getattr(options, "join_timeout", 300.0))
     try:
         return _torch_init_rpc(name, backend, rank, world_size, options)
     finally:
         options.init_method = method
 
 
-def _rendezvous(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """The handler of the scheme that ``_init_rpc()`` gives to torch, which adds the rank and the world size."""
-    query = dict(parse_qsl(urlparse(url).query))
-    world_size = max(0, int(query.get("world_size", 0)))  # torch adds -1 for a group without one
-    found = _C.Rendezvous(query["method"], int(query.get("rank", -1)), world_size)
-    yield open_store(found, float(query["join_timeout"])), found.rank, found.world_size
-
-
 def _register() -> None:
     if backend_registry.backend_registered(NAME):
         return
     backend_registry.register_backend(NAME, _construct_options, _init_backend)
-    dist.register_rendezvous_handler(SCHEME, _rendezvous)
     rpc.BackendType = backend_registry.BackendType  # type: ignore[misc]
     rpc.init_rpc = init_rpc
     rpc.shutdown = api.shutdown = shutdown

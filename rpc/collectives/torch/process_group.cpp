@@ -275,6 +275,7 @@ TorchProcessGroup::TorchProcessGroup(std::shared_ptr<Groups> groups, Names names
                                      c10::intrusive_ptr<TorchGroupOptions> options)
     : Backend(rank, size), groups_(std::move(groups)), options_(std::move(options)), names_(std::move(names)) {
   init();
+  TORCH_CHECK_VALUE(0 <= rank && rank < size, "rank ", rank, " is not within a process group of ", size, " ranks");
   if (!options_->lazy && !waits_for_reconfigure(*options_)) group();
 }
 
