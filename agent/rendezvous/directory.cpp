@@ -22,8 +22,8 @@ constexpr milliseconds polling_slice{1000};         // of one get() if the waiti
 constexpr milliseconds short_slice{50};
 constexpr int most_attempts = 100;
 constexpr std::int64_t most_erased = 1000;  // keys that one agent deletes in place of others
-constexpr milliseconds world_slice{500};    // of one wait for a world
-constexpr int slices_per_question = 8;      // after so many, a waiting agent asks how many rosters there are
+constexpr milliseconds world_slice{100};    // of one wait for a world, which a signal may end
+constexpr int slices_per_question = 40;     // after so many, a waiting agent asks how many rosters there are
 constexpr milliseconds first_look{2000};    // before rank 0 looks by itself: the count may be wrong
 constexpr milliseconds first_pause{100}, longest_pause{16000};  // between looks
 constexpr std::size_t most_named = 16;                          // members named in one error text

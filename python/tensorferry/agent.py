@@ -518,8 +518,16 @@ class Agent(Calls):
                     if self.world_size is None:
                         regions.close()
                 self._finish(timeout)
-        finally:
+        except KeyboardInterrupt:
+            # leave() waits up to a second for functions that peers have called here.
+            leaving = threading.Thread(target=self.leave, name="tensorferry-leave")
+            leaving.start()
+            leaving.join(0.1)
+            raise
+        except BaseException:
             self.leave()
+            raise
+        self.leave()
 
     def leave(self) -> None:
         """Leaves at once: calls under way fail, and peers with calls under way here get an error.

@@ -17,6 +17,7 @@ namespace {
 constexpr Milliseconds lookup_patience{2000};
 // A world that forms in less is not worth a line.
 constexpr std::chrono::seconds quiet_wait{5};
+constexpr Milliseconds question_interval{500};  // of a waiting agent to the store, whether a rank was refused
 // For all ranks of a world to read why it cannot begin.
 constexpr std::chrono::seconds readers_patience{5};
 
@@ -129,12 +130,16 @@ Status Member::wait_for_world(Milliseconds timeout) {
   if (world_size_ == 0) return {};
   const Unlocked unlocked(lock_);
   auto tells_at = agent_->clock().now() + quiet_wait;
+  auto asks_at = agent_->clock().now();
   const auto check = [&]() -> Status {
     if (agent_->clock().now() >= tells_at) {
       tells_at = Clock::time_point::max();
       tell_awaited();
     }
-    if (auto refused = told_by_world()) return *refused;
+    if (agent_->clock().now() >= asks_at) {
+      asks_at = agent_->clock().now() + question_interval;
+      if (auto refused = told_by_world()) return *refused;
+    }
     if (!unlocked.interrupted()) return {};
     return {Code::cancelled, formatted("interrupted while waiting for a world of {} to join", world_size_)};
   };

@@ -16,9 +16,9 @@ class Patience final {
     if (timeout.count() > 0) until_ = clock_.now() + timeout;
   }
   [[nodiscard]] bool over() const { return until_ && clock_.now() >= *until_; }
-  /// Returns the time left, at most 500 ms: after that, the waiting thread checks for dead peers and for signals.
+  /// Returns the time left, at most 100 ms: after that, the waiting thread checks for dead peers and for signals.
   [[nodiscard]] Milliseconds slice() const {
-    constexpr Milliseconds most{500};
+    constexpr Milliseconds most{100};
     if (!until_) return most;
     return std::clamp(std::chrono::duration_cast<Milliseconds>(*until_ - clock_.now()), Milliseconds(0), most);
   }

@@ -175,6 +175,9 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
     agent = _default()
     try:
         agent.shutdown(graceful, timeout)
+    except KeyboardInterrupt:  # the agent may still be leaving
+        _C.set_default_agent(None)
+        raise
     finally:
         if agent._left:
             _C.set_default_agent(None)

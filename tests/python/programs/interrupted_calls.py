@@ -1,7 +1,7 @@
 """Gets a SIGINT in each public function of the package that blocks: interrupted_calls.py FOLDER.
 
 The table says of each public function and method whether it blocks, and how to make it. A new one is in neither part,
-and fails the check. Functions of torch.distributed and methods of Group are in interrupted_rank.py.
+and fails the check. Other functions of torch.distributed, and methods of Group, are in interrupted_rank.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,25 @@ def shut_down(agent: tensorferry.Agent) -> None:
     agent.shutdown()
 
 
+def member_of_a_world() -> tensorferry.Agent:
+    """The agent of rank 0. That of rank 1 stays, and does not come to a shutdown."""
+    store = dist.HashStore()
+    join = lambda rank: tensorferry.Agent(f"m{rank}", store=store, rank=rank, world_size=2)  # noqa: E731
+    with ThreadPoolExecutor(2) as pool:
+        members.extend(pool.map(join, range(2)))
+    return members[0]
+
+
+def join_group(port: int, rank: int) -> None:
+    dist.init_process_group("tensorferry", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+
+
 def pairs() -> tensorferry.collectives.Group:
     return tensorferry.collectives.form_group(["a", "b"], agent=a, label="pairs", timeout=100)
 
 
+members: list[tensorferry.Agent] = []
+member = member_of_a_world()
 WEIGHTS = b.publish({"weight": torch.zeros(4)}, name="weights")
 BLOCK: dict[str, Callable[[], Any]] = {
     "Agent": world,
@@ -124,6 +140,7 @@ BLOCK: dict[str, Callable[[], Any]] = {
     "Agent.explain": lambda: a.explain("frozen"),
     "Agent.find_region": lambda: a.find_region("frozen", "cache"),
     "Agent.rpc_sync": lambda: a.rpc_sync("b", time.sleep, (100,)),
+    "Agent.shutdown of a world": lambda: member.shutdown(),
     "Agent.shutdown": lambda: shut_down(tensorferry.Agent("c", store=meeting)),
     "Agent.subscribe": lambda: a.subscribe("weights", from_="frozen"),
     "Future.wait": lambda: sleeping().wait(),
@@ -153,6 +170,12 @@ BLOCK: dict[str, Callable[[], Any]] = {
     "rpc.rpc_sync to a peer that does not answer": lambda: rpc.rpc_sync("frozen", max, (1, 2)),
     "rpc.subscribe": lambda: rpc.subscribe("weights", from_="frozen"),
     "wait_all": lambda: tensorferry.wait_all([sleeping(), sleeping()]),
+}
+# Torch's, on the backend.
+OF_TORCH: dict[str, Callable[[], Any]] = {
+    "init_process_group without a server": lambda: join_group(closed_port, 1),
+    "init_process_group at a server that says nothing": lambda: join_group(deaf_port, 1),
+    "init_process_group without the other ranks": lambda: join_group(closed_port, 0),
 }
 # Run after the others, because they end the agent.
 LAST: dict[str, Callable[[], Any]] = {"rpc.shutdown": lambda: (sleeping(), rpc.shutdown())}
@@ -284,7 +307,7 @@ def check_that_all_are_here() -> None:
 
 
 check_that_all_are_here()
-for name, call in {**BLOCK, **LAST}.items():
+for name, call in {**BLOCK, **OF_TORCH, **LAST}.items():
     interrupt(name, call, 0.2)
 os.kill(child, signal.SIGKILL)
-print("interrupted", len(BLOCK) + len(LAST), time.monotonic(), flush=True)
+print("interrupted", len(BLOCK) + len(OF_TORCH) + len(LAST), time.monotonic(), flush=True)

@@ -67,6 +67,7 @@ TORCH: dict[str, Callable[[Any], Any]] = {
     "send_object_list": lambda g: dist.send_object_list([b"x" * (4 << 20)], 1, g),
 }
 # They wait for no rank, are torch's own from end to end, or are made of the others; the backend lacks gather_single.
+# interrupted_calls.py has init_process_group.
 TORCH_OTHERS = {
     "abort_process_group", "broadcast_object", "gather_into_tensor",
     "gather_single", "get_backend", "get_backend_config",

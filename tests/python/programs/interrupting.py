@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-BOUND = 30.0  # seconds, which a busy machine does not take, and much less than each call would block
+BOUND = 10.0  # seconds: fifty times what a wait may take, and much less than each call would block
 
 
 def interrupt(name: str, call: Callable[[], Any], after: float) -> None:
