@@ -21,11 +21,13 @@
 #include "agent/connect.h"
 #include "agent/handshake_io.h"
 #include "agent/link.h"
+#include "agent/rendezvous/roster.h"
 #include "agent/strangers.h"
 #include "agent/timer.h"
 #include "agent/transport/network.h"
 #include "agent/transport/socket_port.h"
 #include "base/log.h"
+#include "base/text.h"
 
 namespace tensorferry {
 namespace {
@@ -266,6 +268,18 @@ void attach_apart(const std::shared_ptr<Engine>& engine, std::unique_ptr<StreamP
   });
 }
 
+/// Logs that another agent has the name or the rank of this one, if there is such an agent. Asks the store.
+void tell_of_refused(Engine& engine) {
+  if (engine.leaving) return;
+  const auto& own = engine.identity.record;
+  const auto other = engine.directory->take_refused(own.incarnation);
+  if (!other) return;
+  log_warning(
+      formatted("{} was refused because it has the {} of this agent, {}: start each process with a name and a "
+                "rank of its own, and each job with a store of its own",
+                who(*other), other->name == own.name ? "name" : "rank", who(own)));
+}
+
 Status cut_off(const Status& why) {
   return {Code::connection_lost, "the connection ended during the handshake: " + std::string(why.what())};
 }
@@ -334,7 +348,10 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   const auto before = io.received();
   const auto headed = co_await io.read_exactly(head);
   // agent_answers() wanted our hello alone.
-  if (!headed.ok() && io.closed_by_peer() && io.received() == before) co_return Status();
+  if (!headed.ok() && io.closed_by_peer() && io.received() == before) {
+    engine->pool->submit([engine] { tell_of_refused(*engine); });
+    co_return Status();
+  }
   if (!headed.ok()) co_return cut_off(headed);
   const auto theirs = wire::Header::decode(head);
   if (!theirs) co_return theirs.status();

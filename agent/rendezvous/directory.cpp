@@ -1,6 +1,7 @@
 #include "agent/rendezvous/directory.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "agent/rendezvous/blocking_io.h"
@@ -72,6 +73,10 @@ std::string Directory::counter_key(std::string_view slot) const { return formatt
 
 std::string Directory::roster_key(std::int64_t number) const { return formatted("{}/roster/{}", prefix_, number); }
 
+std::string Directory::refused_key(std::uint64_t holder) const {
+  return formatted("{}/refused/{}", prefix_, hex(holder, 16));
+}
+
 // ---- Claims
 
 Result<Directory::Newest> Directory::newest(std::string_view slot, std::int64_t up_to, milliseconds grace) {
@@ -121,7 +126,9 @@ Result<Directory::Claim> Directory::claim(const std::string& slot, const Record&
     if (!holder) {
       return Status(holder.status().code(), formatted("claiming \"{}\": {}", slot.substr(2), holder.status().what()));
     }
-    if (holder->record && !holder->record->left && alive(*holder->record)) return taken(slot, *holder->record);
+    if (holder->record && !holder->record->left && alive(*holder->record)) {
+      return refuse(slot, record, *holder->record, alive);
+    }
 
     const auto number = store_->add(counter_key(slot), 1);
     if (!number) return number.status();
@@ -132,7 +139,7 @@ Result<Directory::Claim> Directory::claim(const std::string& slot, const Record&
     }
     if (auto status = publish(mine, record); !status) return status;
     const auto predecessor = holder->record ? holder->record->incarnation : 0;
-    if (auto status = confirm(mine, predecessor, alive); !status) return status;
+    if (auto status = confirm(mine, record, predecessor, alive); !status) return status;
     return mine;
   }
   return Status(Code::resource_exhausted, formatted("too many agents claim \"{}\" at once", slot.substr(2)));
@@ -142,7 +149,7 @@ Result<Directory::Claim> Directory::claim(const std::string& slot, const Record&
 // longer than claim_grace has been passed over, and may set its record now; or the counter began anew, because an agent
 // left, while this one still judged the record of that agent (`predecessor`, its incarnation). Both agents run this
 // check after their own set(), so at most one of them keeps the slot.
-Status Directory::confirm(const Claim& claim, std::uint64_t predecessor, const Alive& alive) {
+Status Directory::confirm(const Claim& claim, const Record& record, std::uint64_t predecessor, const Alive& alive) {
   const auto top = store_->add(counter_key(claim.slot), 0);
   if (!top) return top.status();
   const auto later = newest(claim.slot, *top, milliseconds(0));
@@ -156,7 +163,26 @@ Status Directory::confirm(const Claim& claim, std::uint64_t predecessor, const A
   }
   if (!rival) return {};
   static_cast<void>(give_up(claim));
-  return taken(claim.slot, *rival);
+  return refuse(claim.slot, record, *rival, alive);
+}
+
+// Returns the error of a claim on a slot that another agent has, and tells that agent of it.
+Status Directory::refuse(const std::string& slot, const Record& record, const Record& holder, const Alive& alive) {
+  const auto place = refused_key(holder.incarnation);
+  if (store_->set(place, encode_record(record, signing_, place))) static_cast<void>(alive(holder));
+  return taken(slot, holder);
+}
+
+std::optional<Record> Directory::take_refused(std::uint64_t own) {
+  const auto place = refused_key(own);
+  const auto bytes = store_->get(place, milliseconds(0));
+  if (!bytes) return std::nullopt;
+  static_cast<void>(store_->erase(place));
+  auto record = decode_record(*bytes, signing_, place);
+  if (!record) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(last_refused_, record->incarnation) == record->incarnation) return std::nullopt;
+  return std::move(*record);
 }
 
 // Deletes the keys below a claim that has been confirmed: no agent reads them any more.
@@ -197,11 +223,12 @@ Status Directory::join(const Record& record, const Alive& alive) {
 
 Status Directory::claim_both(const Record& record, const Alive& alive, std::vector<Claim>& claims) {
   // A restarted agent finds its predecessor in both slots, and dials it once for both.
-  std::map<std::uint64_t, bool> known;
+  std::set<std::uint64_t> dead;
   const Alive ask_once = [&](const Record& other) {
-    const auto [entry, first] = known.try_emplace(other.incarnation, false);
-    if (first) entry->second = alive(other);
-    return entry->second;
+    if (dead.contains(other.incarnation)) return false;
+    const bool answers = alive(other);
+    if (!answers) dead.insert(other.incarnation);
+    return answers;
   };
   auto name = claim(name_slot(record.name), record, ask_once);
   if (!name) return name.status();

@@ -6,12 +6,14 @@
 ///     rec/<slot>/<generation>  the record of the agent that made that claim, or "void" for a claim that lost
 ///     arrived                  counter of the agents that have a rank
 ///     rosters, roster/<n>      counter of the rosters of complete worlds, and the rosters
+///     refused/<incarnation>    the record of an agent that was refused a slot, for the agent that has it
 ///     gave_up/<rank>           set by an agent whose wait for the world has timed out
 ///     barrier/<tag>/<n>/...    arrivals by incarnation, and rank 0's verdict
 ///
 /// An agent first reads the counter and finds all generations up to it free: no record, one that left, or one whose
 /// agent is dead. It wins the claim if its add(gen, 1) then returns the next number. So exactly one of several agents
-/// that claim at once wins, on any store. The winner deletes the records before its own.
+/// that claim at once wins, on any store. The winner deletes the records before its own. An agent that is refused
+/// leaves its record to the holder, and dials it once more, which lets the holder look for it.
 ///
 /// A world of n agents takes O(n) operations of the store in all. The agent that arrives last reads the record of each
 /// rank, and writes the roster, for which all others wait. Because processes that died may have left the count wrong,
@@ -62,13 +64,17 @@ class Directory {
   /// an info line to the log.
   void leave() noexcept;
 
+  /// Returns the record of an agent that was refused the name or the rank of this one, whose incarnation is `own`.
+  /// nullopt: none was, or it has been returned before. An agent calls it when it has been dialled for its hello alone.
+  std::optional<Record> take_refused(std::uint64_t own);
+
   /// Returns the newest agent of that name or rank; waits up to `timeout` for one that has not left. 0 asks once.
   /// NotFound: no such agent, or it has left; Unauthenticated, ProtocolError: its record cannot be trusted; also the
   /// store's errors.
   Result<Record> find(std::string_view name, Milliseconds timeout);
   Result<Record> find(int rank, Milliseconds timeout);
 
-  /// Ends a wait with an error, if it returns one. Called about twice a second.
+  /// Ends a wait with an error, if it returns one. Called about ten times a second.
   using Check = std::function<Status()>;
   /// Returns whether the agent of a record has ended without leaving, so that a process started again will take its
   /// place. `earlier`: it was in an earlier world under this prefix. May dial the agent.
@@ -104,9 +110,11 @@ class Directory {
   [[nodiscard]] std::string record_key(std::string_view slot, std::int64_t generation) const;
   [[nodiscard]] std::string counter_key(std::string_view slot) const;
   [[nodiscard]] std::string roster_key(std::int64_t number) const;
+  [[nodiscard]] std::string refused_key(std::uint64_t holder) const;
   Result<Newest> newest(std::string_view slot, std::int64_t up_to, Milliseconds grace);
   Result<Claim> claim(const std::string& slot, const Record& record, const Alive& alive);
-  Status confirm(const Claim& claim, std::uint64_t predecessor, const Alive& alive);
+  Status confirm(const Claim& claim, const Record& record, std::uint64_t predecessor, const Alive& alive);
+  Status refuse(const std::string& slot, const Record& record, const Record& holder, const Alive& alive);
   Status claim_both(const Record& record, const Alive& alive, std::vector<Claim>& claims);
   Status publish(const Claim& claim, const Record& record);
   Status give_up(const Claim& claim);
@@ -154,6 +162,7 @@ class Directory {
   std::int64_t arrival_ = 0;         // the number of agents with a rank when this one arrived
   std::int64_t rosters_before_ = 0;  // the number of rosters when this one arrived
   std::vector<WorldMember> world_;
+  std::uint64_t last_refused_ = 0;       // the incarnation that take_refused() has returned
   std::map<std::string, int> barriers_;  // calls of barrier() by tag
 };
 

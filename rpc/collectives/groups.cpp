@@ -9,6 +9,7 @@
 #include "agent/rendezvous/record.h"
 #include "base/environment.h"
 #include "base/host.h"
+#include "base/log.h"
 #include "base/long_wait.h"
 #include "base/text.h"
 #include "channels/region.h"
@@ -187,7 +188,15 @@ void Groups::handle(Request request, Reply reply) {
     out.sharing.push_back(Sharing::shared);
     return reply.send(std::move(out));
   }
-  if (std::holds_alternative<Greet>(*message)) return reply.send({});
+  if (const auto* greet = std::get_if<Greet>(&*message)) {
+    if (greet->group == 0 && request.peer.name != agent_->self().name) {
+      log_warning(
+          formatted("\"{}\" was refused because it has the rank of this process, \"{}\", in a process group: "
+                    "start each process with a rank of its own, and each job with a store of its own",
+                    request.peer.name, agent_->self().name));
+    }
+    return reply.send({});
+  }
 
   const auto id = std::visit(
       [](const auto& each) -> std::uint64_t {

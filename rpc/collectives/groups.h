@@ -60,7 +60,7 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   [[nodiscard]] std::string name_of(std::uint64_t number) const;
   /// Returns whether the agent `name` has left, or its process was killed: RawAgent::has_gone().
   [[nodiscard]] bool has_ended(const std::string& name) const { return agent_->has_gone(name); }
-  /// Asks the agent `name` whether it serves groups. Returns false if it has died or left. Blocks for 5 s at most.
+  /// Asks the agent `name`, whose rank this one has too, whether it lives; it logs that. Blocks for 5 s at most.
   [[nodiscard]] bool answers(const std::string& name) const;
   /// Fails all groups with AgentClosed. The agent is about to leave.
   void leave();

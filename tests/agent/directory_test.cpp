@@ -223,6 +223,23 @@ TEST_P(DirectoryTest, NameOfALivingAgentIsRefusedWithItsPidAndHost) {
   EXPECT_EQ(*directory()->find("server", milliseconds(0)), first);
 }
 
+TEST_P(DirectoryTest, HolderOfASlotLearnsOnceWhoWasRefusedIt) {
+  const auto a = directory(), b = directory();
+  const auto first = record_of("one", 0), second = record_of("two", 0);
+  ASSERT_TRUE(a->join(first, unasked).ok());
+  EXPECT_EQ(a->take_refused(first.incarnation), std::nullopt);
+  int asked = 0;
+  std::optional<Record> refused;
+  const auto dial = [&](const Record& holder) {
+    if (++asked == 2) refused = a->take_refused(holder.incarnation);  // as an agent does that has been dialled
+    return true;
+  };
+  EXPECT_EQ(b->join(second, dial).code(), Code::invalid_argument);
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(refused, second);
+  EXPECT_EQ(a->take_refused(first.incarnation), std::nullopt);
+}
+
 TEST_P(DirectoryTest, RankOfALivingAgentIsRefusedAndTheNameIsFreed) {
   const auto a = directory(), b = directory(), c = directory();
   ASSERT_TRUE(a->join(record_of("one", 0), unasked).ok());

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -32,8 +33,12 @@ def test_a_process_ends_in_order_while_a_daemon_thread_waits(tmp_path: Path) -> 
     check(tmp_path, 2, "ends_beside_a_thread")
 
 
-def test_the_second_process_of_a_rank_is_told_who_has_it(tmp_path: Path) -> None:
-    check(tmp_path, 3, "takes_a_rank_that_is_taken")
+def test_two_processes_of_a_rank_are_told_of_each_other(tmp_path: Path) -> None:
+    ranks = test_c10d.run(tmp_path, 3, "takes_a_rank_that_is_taken", program="c10d_endings.py")
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], told(ranks)  # the second one checks what it is told
+    of_rank_1 = r'"rank1@\S+:\d+/\w+"'
+    text = f"{of_rank_1} was refused because it has the rank of this process, {of_rank_1}, in a process group"
+    assert re.search(text, ranks[1].stderr), told(ranks)
 
 
 def test_a_group_with_a_dead_member_is_refused_by_name(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 import tensorferry
 import test_c10d
-from conftest import Agents, free_port
-from tensorferry import collectives, errors
+import torch.distributed as dist
+from conftest import Agents, eventually, free_port
+from tensorferry import _C, c10d, collectives, errors
+from tensorferry.collectives import _groups_of
 from test_c10d import told
 
 # ---- torch's module on the backend
@@ -68,9 +70,75 @@ def test_ctrl_c_ends_the_wait_of_torchs_module_for_the_world() -> None:
     assert said == "KeyboardInterrupt interrupted while waiting for the other workers to join\n"
 
 
-def test_torchs_module_refuses_a_rank_outside_of_the_world_at_once() -> None:
-    said = run_torch(f"init(2, {free_port()})").stdout
-    assert said.startswith("InvalidArgument rank 2 is not within a world of 2"), said
+def test_a_rank_outside_of_the_world_is_refused_at_once_by_torchs_module() -> None:
+    text = "InvalidArgument rank 2 is not within a world of 2: ranks are 0 to 1"
+    assert run_torch(f"init(2, {free_port()})").stdout.startswith(text)
+    code = f"""
+        os.environ.update(RANK="2", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="{free_port()}")
+        rpc.init_rpc("w2", backend=rpc.BackendType.TENSORFERRY)
+        """
+    assert run_torch(code).stdout.startswith(text)
+
+
+def test_two_processes_of_one_rank_are_told_of_each_other_by_torchs_module(tmp_path: Path) -> None:
+    port = free_port()
+    logs = [tmp_path / name for name in ("0", "1", "1 again")]
+    said = lambda: [log.read_text() for log in logs]  # noqa: E731
+    ranks = []
+    for log in logs:
+        code = f"""
+            try:
+                init({log.name[0]}, {port})
+            except RuntimeError as error:
+                print(error, file=sys.stderr)
+            sys.stdin.read()
+            os._exit(0)
+            """
+        program = TORCH + textwrap.dedent(code)
+        with log.open("w") as stderr:
+            ranks.append(subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=stderr))
+    try:
+        refused = r'(?:the name "w1"|rank 1) is taken by the agent "w1" \(rank 1, pid (\d+) on \S+\), which is alive'
+        holder = r'"w1" \(rank 1, pid (\d+) on \S+\) was refused because it has the (?:name|rank) of this agent'
+        assert eventually(lambda: all(any(re.search(text, each) for each in said()) for text in (refused, holder)), 60)
+        one, other = sorted(said()[1:], key=lambda text: re.search(holder, text) is not None)
+        pids = int(re.findall(refused, one)[0]), int(re.findall(holder, other)[0])
+        assert sorted(pids) == sorted(rank.pid for rank in ranks[1:])
+    finally:
+        for rank in ranks:
+            rank.communicate(b"")
+
+
+def test_two_agents_of_one_rank_are_told_of_each_other(agents: Agents, capfd: pytest.CaptureFixture[str]) -> None:
+    agents("one", rank=0)
+    with pytest.raises(errors.InvalidArgument, match=r'rank 0 is taken by the agent "one" \(rank 0, pid \d+ on '):
+        agents("two", rank=0)
+    said = ""
+
+    def told() -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return re.search(r'"two" \(rank 0, pid \d+ on \S+\) was refused because it has the rank', said) is not None
+
+    assert eventually(told, 30), said
+
+
+def test_a_rank_outside_of_the_world_is_refused_at_once_by_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "rank 2 is not within a world of 2: ranks are 0 to 1"
+    for place in {"init_method": f"tcp://127.0.0.1:{free_port()}"}, {"store": dist.HashStore()}:
+        with pytest.raises(ValueError, match=text):
+            dist.init_process_group("tensorferry", rank=2, world_size=2, **place)
+    for variable, value in ("RANK", "2"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1"):
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=text):
+        dist.init_process_group("tensorferry")
+    # A program may make the backend's group by itself.
+    store = dist.HashStore()
+    with (
+        pytest.raises(ValueError, match="rank 2 is not within a process group of 2 ranks"),
+        c10d._agent(store, c10d.Options()) as agent,
+    ):
+        _C.ProcessGroup(_groups_of(agent), store, 2, 2, c10d.Options(), "one", 1.0, [], False)
 
 
 # ---- servers that take connections and answer nothing

@@ -19,7 +19,7 @@ from conftest import eventually, free_port, outputs_of
 PROGRAM = Path(__file__).parent / "programs" / "restarted_rank.py"
 RANKS = 3
 KINDS = "group", "rpc", "torch"
-LONGEST_JOIN = 100.0  # seconds; a round forms in some, and one that waits for a dead rank takes 300
+LONGEST_JOIN = 30.0  # seconds, ten times what a round may take; one that waits for a dead rank takes 300
 RENDEZVOUS = {
     "standalone": lambda: ["--standalone"],
     "c10d": lambda: [

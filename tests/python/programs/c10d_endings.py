@@ -165,7 +165,7 @@ def dies_before_a_new_group() -> None:
     began = time.monotonic()
     refused(dist.DistBackendError, dist.new_group, "cannot be formed", text, "its process has ended")
     refused(dist.DistBackendError, lambda: dist.barrier(lazy), text)
-    assert time.monotonic() - began < 20  # of 60
+    assert time.monotonic() - began < 10  # of 60; ten times what it may take
     print("survived", flush=True)
     os._exit(0)
 

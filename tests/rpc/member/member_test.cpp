@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <functional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "agent/rendezvous/directory.h"
 #include "agent/rendezvous/memory_store.h"
 #include "agent/rendezvous/tcp_store.h"
+#include "base/log.h"
 #include "rpc/member/outgoing_call.h"
 #include "tests/agent/counting_store.h"
 #include "tests/agent/patience.h"
@@ -226,7 +228,35 @@ TEST_F(Members, AreAllToldOfTwoRanksWithOneName) {
   }
 }
 
-// Beside the operations of each agent there are those of waiting: three each half second.
+TEST_F(Members, AreToldOfASecondProcessWithTheirRankBeforeAndAfterTheWorldIsComplete) {
+  const auto first = make(0, 2);
+  const auto second_of_rank_0 = [&] {
+    log_rate::forget();
+    ::testing::internal::CaptureStderr();
+    RawAgentOptions options;
+    options.name = "other";
+    options.rank = 0;
+    options.store = store_;
+    const auto second = *Member::create(std::move(options), 2);
+    const auto announced = second->announce();
+    EXPECT_THAT(std::string(announced.what()), HasSubstr("rank 0 is taken by the agent \"w0\" (rank 0, pid "));
+    std::string said;
+    EXPECT_TRUE(eventually([&] {
+      said += ::testing::internal::GetCapturedStderr();
+      ::testing::internal::CaptureStderr();
+      return said.find("was refused because it has the rank of this agent, \"w0\" (rank 0, pid ") != said.npos;
+    })) << said;
+    ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(said, HasSubstr("\"other\" (rank 0, pid " + std::to_string(::getpid())));
+    second->leave();
+  };
+  second_of_rank_0();
+  const auto other = make(1, 2);
+  EXPECT_TRUE(first->wait_for_world(Milliseconds(10000)).ok());
+  second_of_rank_0();
+}
+
+// Beside the operations of each agent there are those of waiting: eight each half second.
 TEST_F(Members, TakeAFixedNumberOfStoreOperationsEachToStartAndToFinish) {
   constexpr int most = 64;  // about twice what an agent takes on an idle machine
   for (const int size : {4, 16, 64}) {
@@ -241,7 +271,7 @@ TEST_F(Members, TakeAFixedNumberOfStoreOperationsEachToStartAndToFinish) {
       for (int rank = 0; rank < size; ++rank) threads.emplace_back([&, rank] { act(rank); });
       for (auto& thread : threads) thread.join();
       const auto halves = static_cast<int>((Clock().now() - from) / Milliseconds(500));
-      EXPECT_LT(counting->operations, size * (most + 3 * halves));
+      EXPECT_LT(counting->operations, size * (most + 8 * halves));
     };
     together([&](int rank) {
       auto& member = members[static_cast<std::size_t>(rank)] = make(rank, size);
