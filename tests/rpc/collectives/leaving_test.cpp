@@ -1,10 +1,16 @@
 // What becomes of sends, receives and operations when a rank leaves, gives up, or passes other sizes than its peer.
 #include <gmock/gmock.h>
+#include <malloc.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <thread>
 
+#include "tests/agent/patience.h"
 #include "tests/rpc/collectives/world.h"
 
 namespace tensorferry::testing {
@@ -203,6 +209,42 @@ TEST_P(Leaving, TheLateRankIsToldThatItIsTheOne) {
     EXPECT_THAT(late.text(), HasSubstr("rank 0 (\"rank0\") gave up: barrier() of group"));
     EXPECT_THAT(late.text(), HasSubstr("rank 1 (\"rank1\", this rank) had not come"));
   });
+}
+
+/// Returns the open descriptors, the threads, and the mappings of this process.
+std::array<std::size_t, 3> held() {
+  std::ifstream maps("/proc/self/maps");
+  const auto lines = std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
+  return {open_descriptors(), threads(), static_cast<std::size_t>(lines)};
+}
+
+TEST(DroppedGroups, GiveTheirDescriptorsThreadsAndMemoryBack) {
+  GroupWorld world(2);
+  const auto form_and_drop = [&](int number) {
+    auto settings = GroupWorld::settings_of({2, "memory"});
+    settings.label = "group " + std::to_string(number);
+    world.form(settings);
+    world.run([](std::size_t, RawGroup& group) {
+      Floats values(many, 1);
+      const auto sum = ended(group.all_reduce(bytes_in(values), bytes_in(values), DType::float32, Reduction::sum));
+      EXPECT_TRUE(sum.ok()) << sum.text();
+    });
+    world.groups.clear();
+  };
+  constexpr int first = 10, more = 100;  // the first ones make what the agents keep
+  for (int number = 0; number < first; ++number) form_and_drop(number);
+  const auto before = held();
+  const auto used = ::mallinfo2().uordblks;
+  for (int number = first; number < first + more; ++number) form_and_drop(number);
+  constexpr std::size_t slack = 10;  // far below one for each group
+  EXPECT_TRUE(eventually([&] {
+    const auto now = held();
+    return std::ranges::equal(now, before, [](auto a, auto b) { return a <= b + slack; });
+  })) << ::testing::PrintToString(before)
+      << ::testing::PrintToString(held());
+  if (!under_sanitizer) {
+    EXPECT_LT(::mallinfo2().uordblks, used + (1U << 20));
+  }
 }
 
 // The word of a rank that gives up is a message; that it withdraws its data is seen in shared memory, so earlier.
