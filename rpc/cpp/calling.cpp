@@ -38,7 +38,7 @@ class CallInFlight final : public PendingReply, public std::enable_shared_from_t
 
   /// Encodes the request and sends it. Throws if an argument cannot be sent.
   void start(const CallOptions& options, std::string_view function, ByteView first, std::size_t arguments,
-             WriteArguments write, const void* pack, bool may_hold_object) {
+             WriteArguments write, const void* pack, bool may_hold_object, bool writes_keywords) {
     Encoder out;
     if (may_hold_object) call_.begin(*core_->member);
     const std::size_t before = first.empty() ? 0 : 1;
@@ -47,7 +47,7 @@ class CallInFlight final : public PendingReply, public std::enable_shared_from_t
     ObjectMarshaller marshaller(*core_->member, peer_);
     ValueWriter writer(out, &marshaller, core_->devices.devices.get());
     write(writer, pack);
-    begin_keywords(out, 0);
+    if (!writes_keywords) begin_keywords(out, 0);
     check(out.status());
     call_.carry(marshaller.take());
     call_.send(*core_->member, peer_, function, out.take(), raw_options_of(options, *core_, peer_));
@@ -111,9 +111,9 @@ class CallInFlight final : public PendingReply, public std::enable_shared_from_t
 std::shared_ptr<Pending> start_call(const std::shared_ptr<AgentCore>& core, const CallOptions& options,
                                     std::string_view peer, std::string_view function, ByteView first,
                                     std::string_view shown, std::size_t arguments, WriteArguments write,
-                                    const void* pack, bool may_hold_object) {
+                                    const void* pack, bool may_hold_object, bool writes_keywords) {
   auto call = std::make_shared<CallInFlight>(core, peer, shown);
-  call->start(options, function, first, arguments, write, pack, may_hold_object);
+  call->start(options, function, first, arguments, write, pack, may_hold_object, writes_keywords);
   return call;
 }
 

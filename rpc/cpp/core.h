@@ -101,11 +101,12 @@ class ObjectMarshaller final : public ReferenceMarshaller {
 
 /// Starts a call and returns its state. If `first` is not empty, it is sent as bytes before the other arguments.
 /// `shown` is the name of the function in errors. `write` writes the `arguments` values of `pack` before this returns.
-/// `may_hold_object`: the reply may bring references. Throws if the arguments cannot be sent.
+/// `may_hold_object`: the reply may bring references. `writes_keywords`: `write` also writes the keyword arguments,
+/// from begin_keywords() on. Throws if the arguments cannot be sent.
 std::shared_ptr<Pending> start_call(const std::shared_ptr<AgentCore>& core, const CallOptions& options,
                                     std::string_view peer, std::string_view function, ByteView first,
                                     std::string_view shown, std::size_t arguments, WriteArguments write,
-                                    const void* pack, bool may_hold_object);
+                                    const void* pack, bool may_hold_object, bool writes_keywords = false);
 
 /// Makes a handler that runs `function`. `shown` is its name in errors. The handler does not keep `core` alive.
 Handler handler_of(const std::shared_ptr<AgentCore>& core, std::string shown, std::shared_ptr<Function> function);

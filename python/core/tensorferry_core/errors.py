@@ -1,0 +1,1 @@
+../../tensorferry/errors.py
