@@ -20,7 +20,7 @@ test-torch-c10d: ## PyTorch's own suite of torch.distributed on our backend of i
 	@scripts/test-torch-c10d.sh $(ARGS)
 bench: ## every benchmark beside its peer; ARGS="--quick" and others are passed on
 	@scripts/bench.sh $(ARGS)
-wheel: ## the package as a wheel for the torch of .venv, in dist; checked, and run in a bare environment
+wheel: ## in dist: the package for the torch of .venv, and tensorferry-core; checked, and run in bare environments
 	@scripts/wheel.sh
 docs: ## the documentation's site, in docs/_build/html
 	@scripts/docs.sh

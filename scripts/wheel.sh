@@ -3,8 +3,10 @@
 #   make wheel                    the wheel is dist/tensorferry-*.whl
 #   scripts/wheel.sh FILE.whl     checks and runs one that was built before
 #
+# Then scripts/core-wheel.sh builds the wheel without torch, and runs it beside the first.
+#
 # libtorch is not copied into the wheel: the wheel needs the torch that it was built with, which pip installs beside it.
-# auditwheel, if .venv has it, names the wheel by the oldest glibc that it runs on, and refuses other libraries.
+# auditwheel names the wheel by the glibc of this machine, and refuses other libraries.
 . "$(dirname "$0")/common.sh"
 built=${1:-}
 if [ -z "$built" ]; then
@@ -18,19 +20,17 @@ if [ -z "$built" ]; then
 fi
 
 say "checking $built"
+files=$(unzip -l "$built")
 for name in _C.pyi py.typed _build_info.py __main__.py doctor/__init__.py; do
-  unzip -l "$built" | grep -q " tensorferry/$name\$" || die "$built lacks tensorferry/$name"
+  grep -q " tensorferry/$name\$" <<<"$files" || die "$built lacks tensorferry/$name"
 done
-if "$venv/bin/python" -c 'import auditwheel' 2>/dev/null; then
-  "$venv/bin/python" -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libcud*' \
-    --exclude 'libnv*' -w dist/repaired "$built"
-  rm "$built"
-  mv dist/repaired/*.whl dist
-  rmdir dist/repaired
-  built=$(echo dist/tensorferry-*.whl)
-else
-  say "auditwheel is not installed in $venv: the wheel runs on systems with this glibc or a newer one"
-fi
+scripts/venv.sh wheel
+PATH=$venv/bin:$PATH "$venv/bin/python" -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' \
+  --exclude 'libcud*' --exclude 'libnv*' -w dist/repaired "$built" # finds patchelf
+rm "$built"
+mv dist/repaired/*.whl dist
+rmdir dist/repaired
+built=$(echo dist/tensorferry-*.whl)
 
 # A bare environment: it sees the torch of .venv, and nothing of this tree.
 bare=$(mktemp -d)
@@ -48,4 +48,6 @@ for example in 01-hello 03-parameter-server; do
   "$bare/venv/bin/python" "$bare/$example/main.py"
 done
 "$bare/venv/bin/tensorferry" doctor local
+cd "$OLDPWD"
+scripts/core-wheel.sh "$bare/venv/bin/python"
 say "$built is good"

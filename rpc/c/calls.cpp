@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/clock.h"
 #include "rpc/c/error.h"
 #include "rpc/core/envelope.h"
 #include "rpc/cpp/core.h"
@@ -142,7 +143,7 @@ tferry_error* tferry_agent_call(tferry_agent* agent, const tferry_call_options* 
 
 int32_t tferry_future_wait(tferry_future* future, int64_t timeout_ms) {
   const auto limit = limit_of(timeout_ms);
-  const auto until = limit ? std::optional(std::chrono::steady_clock::now() + *limit) : std::nullopt;
+  const auto until = limit ? std::optional(Clock().now() + *limit) : std::nullopt;
   return future->pending->wait(until) ? 1 : 0;
 }
 
@@ -186,7 +187,7 @@ int32_t tferry_call_cancelled(const tferry_call* call) {
 int64_t tferry_call_left_ms(const tferry_call* call) {
   const auto deadline = const_cast<tferry_call*>(call)->reply.call().reply().deadline();
   if (!deadline) return -1;
-  const auto left = *deadline - std::chrono::steady_clock::now();
+  const auto left = *deadline - const_cast<tferry_call*>(call)->reply.core().raw().clock().now();
   return std::max<std::int64_t>(0, std::chrono::duration_cast<std::chrono::milliseconds>(left).count());
 }
 

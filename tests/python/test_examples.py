@@ -237,3 +237,11 @@ def test_prefill_writes_blocks_into_the_cache_of_decode() -> None:
     output = run("13-kv", "main.py")
     assert "prefill wrote 24 requests, mapped" in output, output
     assert re.search(r"decode read \d+ tokens of 24 requests from its cache of 8 MB", output), output
+
+
+def test_trainers_without_torch_train_a_model_of_torch() -> None:
+    output = run("15-without-torch", "main.py")
+    assert len(re.findall(r"trainer\d: Python [\d.]+, numpy [\d.]+, without torch", output)) == 2, output
+    assert output.count("ZeroDivisionError, ") == 2, output
+    assert re.search(r"338 KB there and back: \d+ us", output), output
+    assert "300 steps, accuracy" in output

@@ -36,7 +36,7 @@ _exposed: dict[str, Callable[..., Any]] = {}
 
 
 def init(name: str = "", **options: Any) -> Agent:
-    """Makes the agent of the process, with the options of :class:`Agent`. It serves what :func:`expose` has been given."""
+    """Makes the agent of the process, with the options of :class:`Agent`. It serves what :func:`expose` has got."""
     if _agents:
         raise errors.InvalidArgument(f'the process has the agent "{_agents[0].name}" already')
     options["functions"] = {**_exposed, **options.get("functions", {})}
@@ -62,7 +62,7 @@ def call_async(peer: str, function: str, *args: Any, **options: Any) -> Future:
 
 
 def expose(function: F) -> F:
-    """Lets peers call a function by its name, at the agent of the process, now or when :func:`init` makes it. A decorator."""
+    """Lets peers call a function by its name, at the agent of the process, which may join later. A decorator."""
     _exposed[function.__name__] = function
     if _agents:
         _agents[0].expose(function)

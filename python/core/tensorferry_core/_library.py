@@ -160,7 +160,7 @@ lib = _load()
 
 
 def _exception_of(failure: Failure) -> Exception:
-    """Makes the exception. One of Python's own types that a function of the peer raised keeps its type."""
+    """Makes the exception. One of Python's own types, or of ours, that the peer's function raised keeps its type."""
     text = failure.text.decode(errors="replace")
     name = failure.name.decode()
     if name != "RemoteError":
@@ -169,7 +169,8 @@ def _exception_of(failure: Failure) -> Exception:
     type_name, peer = failure.type_name.decode(errors="replace"), failure.peer.decode(errors="replace")
     message = failure.message.decode(errors="replace")
     module, _, name = type_name.rpartition(".")
-    cls = getattr(builtins, name, None) if module == "builtins" else None
+    home = {"builtins": builtins, "tensorferry.errors": errors, errors.__name__: errors}.get(module)
+    cls = getattr(home, name, None)
     error: Exception
     if isinstance(cls, type) and issubclass(cls, Exception) and cls.__init__ is Exception.__init__:
         error = cls(message)
@@ -224,8 +225,8 @@ def text_from(call: Callable[[Any], Any]) -> str:
 
 
 def in_thread(function: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """Runs a function that blocks. On the main thread, Ctrl-C ends the wait: the function then goes on, on a thread of its
-    own, and ``undo`` gets what it returns."""
+    """Runs a function that blocks. On the main thread, Ctrl-C ends the wait: the function then goes on, on a thread of
+    its own, and ``undo`` gets what it returns."""
     if threading.current_thread() is not threading.main_thread():
         return function()
     ended = threading.Event()

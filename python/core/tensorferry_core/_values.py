@@ -24,7 +24,7 @@ _FLOATS = struct.Struct("=dd")
 _FIELDS = struct.Struct("=qQ")
 
 #: numpy's dtypes by the numbers of include/tensorferry/dtype.h, and the names and sizes of those that numpy lacks.
-_NUMPY = {
+_NUMPY: dict[int, np.dtype[Any]] = {
     number: np.dtype(text)
     for number, text in {
         0: "u1", 1: "i1", 2: "i2", 3: "i4", 4: "i8", 5: "f2", 6: "f4", 7: "f8", 9: "c8", 10: "c16", 11: "?",
@@ -39,13 +39,15 @@ _OTHERS = {
     45: ("float4_e2m1fn_x2", 1), 46: ("bcomplex32", 4),
 }  # fmt: skip
 _OTHER_NUMBERS = {name: number for number, (name, _) in _OTHERS.items()}
-_BITS = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4")}
+_BITS: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4")}
 #: DLPack's dtypes, as code and bits.
 _DLPACK = {
     (0, 8): 1, (0, 16): 2, (0, 32): 3, (0, 64): 4, (1, 8): 0, (1, 16): 27, (1, 32): 28, (1, 64): 29, (2, 16): 5,
     (2, 32): 6, (2, 64): 7, (4, 16): 15, (5, 64): 9, (5, 128): 10, (6, 8): 11,
 }  # fmt: skip
-_SENDABLE = "None, bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset, numpy arrays and "
+_SENDABLE = (
+    "None, bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset, numpy arrays and "
+)
 _SENDABLE += "objects with __array_interface__ or __dlpack__"
 
 
@@ -65,7 +67,7 @@ class Array:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.bits.shape
+        return tuple(self.bits.shape)
 
     def __repr__(self) -> str:
         return f"tensorferry_core.Array({self.dtype!r}, {self.bits!r})"
@@ -97,8 +99,8 @@ def _address(data: bytes) -> int:
 
 
 def array_of(value: Any) -> np.ndarray:
-    """Returns an object as a numpy array that can be sent: of the machine's byte order, with strides of whole elements.
-    A copy, if it must be. Raises InvalidArgument for a dtype that cannot be sent."""
+    """Returns an object as a numpy array that can be sent: of the machine's byte order, with strides of whole
+    elements. A copy, if it must be. Raises InvalidArgument for a dtype that cannot be sent."""
     array = np.asarray(value)
     dtype = array.dtype
     if dtype not in _NUMBERS:
@@ -112,8 +114,8 @@ def array_of(value: Any) -> np.ndarray:
 
 
 class Writer:
-    """Writes values. Afterwards ``values`` has them, ``count`` tells how many, ``keep`` is what must live meanwhile, and
-    ``has_arrays`` whether their memory must live until it is released."""
+    """Writes values. Afterwards ``values`` has them, ``count`` tells how many, ``keep`` is what must live meanwhile,
+    and ``has_arrays`` whether their memory must live until it is released."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -170,7 +172,7 @@ class Writer:
         elif isinstance(value, (tuple, list)):
             self._inside(TUPLE if isinstance(value, tuple) else LIST, value, depth)
         elif isinstance(value, (int, float, str, bytes)):
-            base = next(base for base in (int, float, str, bytes) if isinstance(value, base))
+            base: Any = next(base for base in (int, float, str, bytes) if isinstance(value, base))
             self.write(base(value), depth)
         elif hasattr(value, "__array_interface__"):
             self._array(array_of(value))
@@ -234,7 +236,7 @@ class Writer:
         if number is None:
             raise errors.InvalidArgument(f"DLPack's dtype {tensor.code}, {tensor.bits} bits, cannot be sent")
         shape = [tensor.shape[i] for i in range(tensor.ndim)]
-        strides = []
+        strides: list[int] = []
         step = 1
         for i in reversed(range(tensor.ndim)):
             strides.insert(0, tensor.strides[i] if tensor.strides else step)

@@ -51,7 +51,7 @@ class Future(concurrent.futures.Future):  # type: ignore[type-arg]
         self._finish = finish
 
     def cancel(self) -> bool:
-        """Cancels the call: it ends with :class:`errors.Cancelled`, and the peer is told. Returns False if it has ended."""
+        """Cancels the call, which then ends with :class:`errors.Cancelled`. Returns False if it has ended."""
         with self._condition:
             if self.done():
                 return False
@@ -277,13 +277,14 @@ class Agent:
     def _open(self) -> c_void_p:
         if self._left:
             raise errors.AgentClosed(f'the agent "{self.name}" has left')
-        return self._handle
+        handle: c_void_p = self._handle
+        return handle
 
     # ---- serving
 
     def expose(self, function: F, name: str | None = None) -> F:
-        """Lets peers call a function under a name, by default its own; as a call or as a decorator. Several calls run at
-        once, each on a thread of its own; a coroutine function runs in an event loop of that thread.
+        """Lets peers call a function under a name, by default its own; as a call or as a decorator. Several calls run
+        at once, each on a thread of its own; a coroutine function runs in an event loop of that thread.
 
         Raises:
             InvalidArgument: the name is empty, or begins with ``py:``, ``op:`` or ``tf:``.
@@ -397,7 +398,7 @@ class Agent:
 
 
 def _waited(future: c_void_p) -> c_void_p:
-    """Waits for a future. On the main thread, a signal ends the wait if its handler raises; the call is cancelled then."""
+    """Waits for a future. On the main thread, a signal whose handler raises ends the wait, and cancels the call."""
     slice = SLICE if threading.current_thread() is threading.main_thread() else -1
     try:
         while not lib.tferry_future_wait(future, slice):

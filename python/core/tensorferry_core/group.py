@@ -95,13 +95,12 @@ class Group:
         """Reduces the arrays of all ranks, in place or into ``out``; every rank gets the same bits.
 
         Args:
-            op: ``sum``, ``average``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor`` or ``premultiplied_sum``.
+            op: one of ``sum``, ``average``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor``,
+                ``premultiplied_sum``.
             factor: of ``premultiplied_sum``.
         """
         out = array if out is None else out
-        return self._start(
-            _ALL_REDUCE, _inputs([array]), _outputs([out]), out, op=op, factor=factor, timeout=timeout
-        )
+        return self._start(_ALL_REDUCE, _inputs([array]), _outputs([out]), out, op=op, factor=factor, timeout=timeout)
 
     def reduce(
         self, array: np.ndarray, root: int = 0, op: str = "sum", *, factor: float = 1.0, timeout: float | None = None

@@ -1,0 +1,59 @@
+"""What distributes the packages agrees with the tree: versions, lists, and who may publish."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TREE = Path(__file__).parents[2]
+VERSION = re.findall(r"project\(tensorferry VERSION ([0-9.]+)", (TREE / "CMakeLists.txt").read_text())[0]
+
+
+def read_yaml(path: str) -> Any:
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load((TREE / path).read_text())
+
+
+def test_the_release_runs_by_hand_alone_and_one_job_may_sign() -> None:
+    release = read_yaml(".github/workflows/release.yml")
+    assert list(release[True]) == ["workflow_dispatch"]  # YAML reads the key `on` as true
+    assert release["permissions"] == {"contents": "read"}
+    signers = [name for name, job in release["jobs"].items() if "id-token" in job.get("permissions", {})]
+    assert signers == ["publish"]
+    publish = release["jobs"]["publish"]
+    assert publish["environment"] == "pypi" and set(publish["needs"]) == set(release["jobs"]) - {"publish"}
+    uses = [step.get("uses", "").split("@")[0] for step in publish["steps"]]
+    for action in ("anchore/sbom-action", "actions/attest-build-provenance", "actions/attest-sbom"):
+        assert action in uses
+    upload = publish["steps"][-1]
+    assert upload["uses"].startswith("pypa/gh-action-pypi-publish@") and upload["if"] == "inputs.publish"
+    assert "secrets." not in (TREE / ".github/workflows/release.yml").read_text()
+
+
+def test_the_release_has_wheels_for_both_processors_and_each_torch() -> None:
+    jobs = read_yaml(".github/workflows/release.yml")["jobs"]
+    for job in ("core", "torch"):
+        assert jobs[job]["strategy"]["matrix"]["runner"] == ["ubuntu-24.04", "ubuntu-24.04-arm"]
+    oldest, beyond = re.findall(r'"torch>=2\.(\d+),<2\.(\d+)"', (TREE / "pyproject.toml").read_text())[0]
+    assert jobs["torch"]["strategy"]["matrix"]["torch"] == [f"2.{minor}" for minor in range(int(oldest), int(beyond))]
+
+
+def test_the_recipes_have_the_version_and_the_packages_of_the_tree() -> None:
+    recipe = read_yaml("packaging/conda/recipe.yaml")
+    assert recipe["context"]["version"] == VERSION
+    assert [output["package"]["name"] for output in recipe["outputs"]] == ["tensorferry-core", "tensorferry"]
+    docker = (TREE / "packaging/Dockerfile").read_text()
+    installed = set(re.findall(r"--no-install-recommends (.*)", docker)[0].split())
+    known = set((TREE / "scripts/system.sh").read_text().split())
+    assert installed - known <= {"git"}, "scripts/system.sh installs what a build needs"
+
+
+def test_sources_from_the_network_are_pinned_by_their_hashes() -> None:
+    script = (TREE / "scripts/manylinux.sh").read_text()
+    fetched = re.findall(r"fetch https://\S+ \\\n\s+(\w+)\n", script)
+    assert len(fetched) == script.count("fetch https://") == 2
+    assert all(re.fullmatch("[0-9a-f]{64}", each) for each in fetched)
+    assert "boost_1_81_0" in script  # the oldest that cmake/Dependencies.cmake takes
