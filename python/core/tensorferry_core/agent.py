@@ -66,6 +66,7 @@ class Future(concurrent.futures.Future):  # type: ignore[type-arg]
             self.set_exception(error)
         else:
             self.set_result(result)
+        del self._finish  # and the group that it keeps
 
     def __await__(self) -> Generator[Any, None, Any]:
         return asyncio.wrap_future(self).__await__()

@@ -3,6 +3,7 @@ and in C++."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any
@@ -225,8 +226,9 @@ class Group:
             if not future:
                 self._agent._memory.pop(number, None)
 
-        def finish(handle: c_void_p) -> Any:
-            values = _taken(handle)
-            return values[0] if values else result
+        # The future keeps the group, which would be closed if the program dropped it meanwhile.
+        return self._agent._notified(future, functools.partial(self._finish, result))
 
-        return self._agent._notified(future, finish)
+    def _finish(self, result: Any, handle: c_void_p) -> Any:
+        values = _taken(handle)
+        return values[0] if values else result
