@@ -525,6 +525,17 @@ void bind_collectives(py::module_& module) {
       .def("form", &form, py::arg("names"), py::arg("label"), py::arg("timeout"), py::arg("algorithms"),
            py::arg("board"), py::arg("memory"), py::arg("host"))
       .def("in_use", &Groups::in_use)
+      .def(
+          "observe",
+          [](const Groups& self) {
+            std::vector<std::tuple<std::string, std::size_t, std::size_t, std::pair<std::uint64_t, std::uint64_t>>> out;
+            for (const auto& each : self.living()) {
+              out.emplace_back(each->settings().label, each->rank(), each->size(), each->progress());
+            }
+            return out;
+          },
+          "The groups that exist: label, rank, size, and the numbers of the operations that were started and ended "
+          "last.")
       .def("leave", [](Groups& self) {
         const GilReleased released;
         self.leave();

@@ -10,7 +10,6 @@ import asyncio
 import pickle
 import threading
 import time
-import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -137,7 +136,6 @@ class Group:
     def __init__(self, agent: Agent, group: _C.Group) -> None:
         self._agent = agent
         self._group = group
-        agent.__dict__.setdefault("_formed_groups", weakref.WeakSet()).add(self)  # for metrics
 
     @property
     def rank(self) -> int:

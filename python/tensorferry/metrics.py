@@ -297,7 +297,7 @@ _SILENT = _gauge(
     "link_silent_seconds", "Time since the last sign of life of a peer on another host.", "peer", unit="seconds"
 )
 _OLDEST = _gauge("oldest_call_seconds", "Age of the oldest call in flight; 0 if there is none.", unit="seconds")
-_GROUPS = _gauge("groups", "Groups of this agent, from form_group().")
+_GROUPS = _gauge("groups", "Groups of this agent, and process groups of torch.distributed.")
 _STARTED = _counter("group_operations_started", "Operations that this rank has started.", "group")
 _ENDED = _counter("group_operations_ended", "Operations that have ended at this rank.", "group")
 
@@ -337,13 +337,13 @@ def _own(agent: Agent) -> Iterator[Sample]:
 
 
 def _groups(agent: Agent) -> Iterator[Sample]:
-    groups = list(agent.__dict__.get("_formed_groups", ()))
+    served = agent.__dict__.get("_groups")
+    groups = [] if served is None else served.observe()
     yield Sample(_GROUPS, (), len(groups))
     progress: dict[str, tuple[int, int]] = {}  # groups of one label are counted as one
-    for group in groups:
-        before = progress.get(group.label, (0, 0))
-        started, ended = group.progress
-        progress[group.label] = before[0] + started, before[1] + ended
+    for label, _, _, (started, ended) in groups:
+        before = progress.get(label, (0, 0))
+        progress[label] = before[0] + started, before[1] + ended
     for label, (started, ended) in progress.items():
         yield Sample(_STARTED, (label,), started)
         yield Sample(_ENDED, (label,), ended)

@@ -33,9 +33,10 @@ def observe(agent: Agent) -> dict[str, Any]:
         key: {str(share): metrics.histogram_of(now[key]).quantile(share) for share in (0.5, 0.99)}
         for key in ("call_time", "serve_time", "queue_time")
     }
+    served = agent.__dict__.get("_groups")
     groups = [
-        {"label": group.label, "rank": group.rank, "size": group.size, "progress": list(group.progress)}
-        for group in list(agent.__dict__.get("_formed_groups", ()))
+        {"label": label, "rank": its_rank, "size": size, "progress": list(progress)}
+        for label, its_rank, size, progress in ([] if served is None else served.observe())
     ]
     kept = {key: value for key, value in now.items() if key not in latencies}
     kept["oldest_calls"] = [list(call) for call in now["oldest_calls"]]

@@ -79,6 +79,15 @@ bool Groups::in_use() const {
          std::any_of(groups_.begin(), groups_.end(), [](const auto& each) { return !each.second.expired(); });
 }
 
+std::vector<std::shared_ptr<RawGroup>> Groups::living() const {
+  std::vector<std::shared_ptr<RawGroup>> out;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, group] : groups_) {
+    if (auto alive = group.lock()) out.push_back(std::move(alive));
+  }
+  return out;
+}
+
 MemberRecord Groups::own_record(const GroupSettings& settings) const {
   MemberRecord out;
   out.name = agent_->self().name;

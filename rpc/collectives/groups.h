@@ -69,6 +69,8 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   [[nodiscard]] std::shared_ptr<const void> use() const { return use_; }
   /// Returns whether a group of this agent lives, or a token of use() does.
   [[nodiscard]] bool in_use() const;
+  /// Returns the groups of this agent that exist, whether a program or a process group of torch formed them.
+  [[nodiscard]] std::vector<std::shared_ptr<RawGroup>> living() const;
 
  private:
   struct Forming;

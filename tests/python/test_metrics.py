@@ -112,6 +112,31 @@ def test_groups_are_counted(pair: tuple[tensorferry.Agent, tensorferry.Agent]) -
         assert list(pool.map(member, pair)) == [1, 1]
 
 
+GROUPS_OF_TORCH = """
+import gc, torch, torch.distributed as dist, tensorferry, tensorferry.c10d
+from tensorferry import metrics
+dist.init_process_group("tensorferry", store=dist.HashStore(), rank=0, world_size=1)
+agent = tensorferry.c10d.group_of()._agent
+lazy = dist.new_group([0], pg_options=tensorferry.c10d.Options(lazy=True, name="late"))
+assert agent.metrics().value("tensorferry_groups") == 1  # the lazy one is not formed
+for group in (None, None, lazy):
+    dist.all_reduce(torch.ones(3), group=group)
+now = agent.metrics()
+assert now.value("tensorferry_groups") == 2
+assert now.value("tensorferry_group_operations_started_total", group="late") == 1, str(now)
+assert now.value("tensorferry_group_operations_ended_total") == 3, str(now)
+assert 'group="late"} 1' in metrics.text_of([now])
+dist.destroy_process_group()
+del group, lazy
+gc.collect()
+assert agent.metrics().value("tensorferry_groups") == 0
+"""
+
+
+def test_process_groups_of_torch_are_counted() -> None:
+    subprocess.run([sys.executable, "-c", GROUPS_OF_TORCH], check=True, timeout=120)
+
+
 def test_an_agent_without_metrics_counts_no_times(agents: Agents) -> None:
     a, _ = agents("a", metrics=False), agents("b")
     a.rpc_sync("b", nothing)
