@@ -20,6 +20,7 @@ from ._build_info import VERSION as __version__  # noqa: E402
 from .agent import Agent, Counters, Explanation, WorkerInfo  # noqa: E402
 from .device_streams import on_default_stream  # noqa: E402
 from .errors import Error, RemoteError, RemoteTraceback  # noqa: E402
+from .floors import measured  # noqa: E402
 from .futures import Future, as_completed, awaitable, wait_all  # noqa: E402
 from .peers import Peer  # noqa: E402
 from .published import Loader, Publication, Subscription, Version  # noqa: E402
@@ -57,6 +58,7 @@ __all__ = [
     "empty",
     "errors",
     "futures",
+    "measured",
     "on_default_stream",
     "read_regions",
     "register",

@@ -61,8 +61,8 @@ class Calls(_C.Agent):
             kwargs: the keyword arguments, a dict.
             timeout: seconds; 0: no limit; -1: the default that ``init_rpc`` was given (60). Calls that the function
                 makes inherit the deadline, but not a default time-out.
-            require: the only channel that may carry tensors, such as ``"basic"``. If the channel is still being probed,
-                the call waits for the probe.
+            require: the only channel that may carry tensors, such as ``"basic"``, or as :func:`tensorferry.measured`
+                names it. If the channel is still being probed, the call waits for the probe.
             out: a dense tensor, on the CPU or a GPU, that receives the result: one tensor of the same dtype and shape.
                 If ``out`` is contiguous, the bytes arrive in it without another copy. Do not use it before the call has
                 ended. Nothing is written to it afterwards, even if the call timed out. If the call fails, its contents
