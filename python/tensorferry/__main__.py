@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import doctor, explaining, key, top, trace, tune
+from . import bench, doctor, explaining, key, top, trace, tune
 
 COMMANDS = {
+    "bench": (bench.main, "measure calls on this machine beside torch.distributed.rpc, in a minute"),
     "doctor": (doctor.main, "say what this host can do and what not, why, what it costs, and what to do"),
     "explain": (explaining.main, "say how tensors go between the agents of a running job, and why not faster"),
     "top": (top.main, "show the agents of a running job, their links, rates and slow calls"),

@@ -88,8 +88,9 @@ def test_a_page_has_every_variable_that_tests_and_scripts_read() -> None:
 
 # The folders of the house whose dependencies the build or the #includes show.
 LIBRARIES = (
-    "base", "channels", "converters", "agent", "rpc/c", "rpc/core", "rpc/cpp", "rpc/member", "rpc/regions", "rpc/torch", "rpc",
-    "include", "python/csrc", "contrib/tensorpipe", "rpc/collectives", "rpc/collectives/cuda", "rpc/collectives/torch",
+    "base", "channels", "converters", "agent", "rpc/c", "rpc/core", "rpc/cpp", "rpc/member", "rpc/regions", "rpc/torch",
+    "rpc", "include", "python/csrc", "contrib/tensorpipe", "rpc/collectives", "rpc/collectives/cuda",
+    "rpc/collectives/torch",
 )  # fmt: skip
 FOR_PROGRAMS = "include/tensorferry/channel.h"  # gathers headers of other folders; no library includes it
 

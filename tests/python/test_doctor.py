@@ -363,6 +363,8 @@ def test_the_paths_to_a_peer_are_measured(answering: Callable[..., int]) -> None
     assert calls["name"].startswith("calls by ") and calls["latency_us"] > 0
     rates = {path["name"].partition(",")[0]: path["gigabytes_per_second"] for path in paths[1:]}
     assert rates["basic"] > 0
+    measured = [path for path in paths[1:] if path["gigabytes_per_second"]]
+    assert all(path["latency_us"] > 0 for path in measured)
     assert [path["why"] for path in paths].count("carries tensors now") == 1
 
 

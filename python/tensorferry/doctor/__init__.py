@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from ..progress import Progress
 from . import devices, limits, memory, network, peer, report, settings
 from .finding import BROKEN, Finding, Host, run
 from .peer import Path
@@ -86,13 +87,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.error("a process either answers (--serve) or asks (PEER)")
         _serve(given.serve, given.while_stdin)
         return
-    findings, paths = examine(), list[Path]()
-    if given.peer:
-        if given.peer == _LOCAL:
-            with peer.local_peer() as where:
-                more, paths = peer.ask(*where)
-        else:
-            more, paths = peer.ask(*given.peer)
-        findings += more
+    paths: list[Path] = []
+    with Progress() as progress:
+        progress.say("looking at this host")
+        findings = examine()
+        if given.peer:
+            progress.say("reaching the peer")
+            if given.peer == _LOCAL:
+                with peer.local_peer() as where:
+                    more, paths = peer.ask(where[0], where[1], say=progress.say)
+            else:
+                more, paths = peer.ask(given.peer[0], given.peer[1], say=progress.say)
+            findings += more
     print(report.as_json(findings, paths) if given.json else report.as_text(findings, paths))
     sys.exit(any(finding.state == BROKEN for finding in findings))

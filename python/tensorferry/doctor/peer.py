@@ -27,6 +27,7 @@ from .network import why_not_reached
 __all__ = ["Path", "ask", "local_peer", "serve"]
 
 _LARGE = 64 << 20
+_SMALL = 4096
 _TURNS = 200  # empty calls
 _COPIES = 8  # tensors
 
@@ -37,7 +38,7 @@ class Path:
 
     Args:
         name: the transport of calls, or the channel of tensors with its devices.
-        latency_us: the median of an empty call in microseconds; None: not measured.
+        latency_us: the median of a call in microseconds, empty or with a tensor of 4 KiB; None: not measured.
         gigabytes_per_second: the rate at which a tensor of 64 MiB goes there; None: not measured.
         why: why it was not measured, or what it is; ``""`` if there is nothing to say.
     """
@@ -114,12 +115,19 @@ def local_peer() -> Iterator[tuple[str, int]]:
                 process.kill()
 
 
-def ask(host: str, port: int, timeout: float = 10.0) -> tuple[list[Finding], list[Path]]:
+def _silent(text: str) -> None:
+    pass
+
+
+def ask(
+    host: str, port: int, timeout: float = 10.0, say: Callable[[str], None] = _silent
+) -> tuple[list[Finding], list[Path]]:
     """Measures the paths to the process that answers at this address.
 
     Args:
         host, port: where ``tensorferry doctor --serve`` listens.
         timeout: seconds to reach it.
+        say: is told what is measured.
     """
     cost = "Nothing reaches the peer."
     why, advice = why_not_reached(host, port, timeout)
@@ -132,7 +140,7 @@ def ask(host: str, port: int, timeout: float = 10.0) -> tuple[list[Finding], lis
             findings = [Finding("peer", OK, f"calls reach the peer at {host}:{port}")]
             findings += _both_ways(agent, host)
             findings += _clocks(agent)
-            more, paths = _paths(agent)
+            more, paths = _paths(agent, say)
             return findings + more, paths
     except errors.Unauthenticated as error:
         advice = "Copy one key to both hosts (tensorferry key), and set TENSORFERRY_KEY_FILE on both."
@@ -206,7 +214,7 @@ def _probed(agent: Agent) -> Explanation:
         time.sleep(0.05)
 
 
-def _paths(agent: Agent) -> tuple[list[Finding], list[Path]]:
+def _paths(agent: Agent, say: Callable[[str], None]) -> tuple[list[Finding], list[Path]]:
     found = _probed(agent)
     calls = _timed(lambda: agent.rpc_sync("doctor-answers", _nothing), _TURNS)
     paths = [Path(f"calls by {found.transport}", _median(calls[_TURNS // 4 :]) * 1e6, None, found.no_ring)]
@@ -216,7 +224,7 @@ def _paths(agent: Agent) -> tuple[list[Finding], list[Path]]:
         findings.append(
             Finding("peer_ring", SLOW, f"calls go by unix socket: {found.no_ring}", cost, "See memfd above.")
         )
-    tensor = torch.zeros(_LARGE, dtype=torch.uint8)
+    tensor, small = torch.zeros(_LARGE, dtype=torch.uint8), torch.zeros(_SMALL, dtype=torch.uint8)
     for channel, usable, reason in found.candidates:
         name = f"{channel}, {found.devices}"
         if any(each in reason for each in _OTHERS):
@@ -224,11 +232,14 @@ def _paths(agent: Agent) -> tuple[list[Finding], list[Path]]:
         if not usable:
             paths.append(Path(name, None, None, reason))
             continue
+        say(f"measuring {name}")
         try:
             took = _timed(functools.partial(_send, agent, tensor, channel), _COPIES)
+            calls = _timed(functools.partial(_send, agent, small, channel), _TURNS)
         except errors.Error as error:
             paths.append(Path(name, None, None, str(error)))
             continue
         chosen = "carries tensors now" if channel == found.channel else ""
-        paths.append(Path(name, None, _LARGE / _median(took) / 1e9, chosen))
+        latency = _median(calls[_TURNS // 4 :]) * 1e6
+        paths.append(Path(name, latency, _LARGE / _median(took) / 1e9, chosen))
     return findings, paths
