@@ -13,7 +13,8 @@ server=${1:-}
 scripts/venv.sh lint wheel # scikit-build-core, auditwheel
 TARGETS=tensorferry_core_package scripts/build.sh
 library=$build/python/tensorferry_core/libtensorferry_c.so
-! readelf -d "$library" | grep -q 'NEEDED.*libcrypto' || die "$library needs libcrypto.so: install the static libcrypto.a"
+needed=$(readelf -d "$library")
+[[ $needed != *libcrypto* ]] || die "$library needs libcrypto.so: install the static libcrypto.a"
 
 say "building tensorferry-core"
 stage=build/core-wheel # two folders below the root, as python/core is

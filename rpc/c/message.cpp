@@ -206,7 +206,7 @@ void ValueList::write(ValueWriter& out) {
     case TFERRY_BYTES:
       return out.bytes(std::as_bytes(std::span(text)));
     case TFERRY_BYTEARRAY: {
-      const auto copy = std::make_shared<Bytes>(view_of(text).begin(), view_of(text).end());
+      auto copy = std::make_shared<Bytes>(view_of(text).begin(), view_of(text).end());
       return encoder.bytearray(*copy, [&] { return copy; });
     }
     case TFERRY_TUPLE:
