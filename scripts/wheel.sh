@@ -20,9 +20,9 @@ if [ -z "$built" ]; then
 fi
 
 say "checking $built"
-files=$(unzip -l "$built")
+files=$("$venv/bin/python" -m zipfile -l "$built")
 for name in _C.pyi py.typed _build_info.py __main__.py doctor/__init__.py; do
-  grep -q " tensorferry/$name\$" <<<"$files" || die "$built lacks tensorferry/$name"
+  grep -q "^tensorferry/$name " <<<"$files" || die "$built lacks tensorferry/$name"
 done
 scripts/venv.sh wheel
 PATH=$venv/bin:$PATH "$venv/bin/python" -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' \
