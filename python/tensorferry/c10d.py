@@ -281,7 +281,10 @@ _torch_signature = inspect.signature(_torch_init_process_group)
 def _init_process_group(*args: Any, **kwargs: Any) -> None:
     # If the group has this backend, opens a TCPStore by open_store(). In torch's own, each rank waits for the server,
     # and rank 0 for all others, deaf to Ctrl-C and without a word of who is missing.
-    bound = _torch_signature.bind(*args, **kwargs)
+    try:
+        bound = _torch_signature.bind(*args, **kwargs)
+    except TypeError:  # torch names the function
+        return _torch_init_process_group(*args, **kwargs)
     given = bound.arguments
     if "tensorferry" not in str(given.get("backend")).lower():
         return _torch_init_process_group(*args, **kwargs)
