@@ -15,8 +15,8 @@ struct CallersView {
   bool connected = false;
   std::string dialling;                    // ": " and what the attempt to connect does now, or ""
   std::string transport;                   // of the call's request
-  std::string awaited;                     // ": " and what the buffers of a reply wait for (ChannelSet::awaited)
   std::optional<Clock::duration> silence;  // since the last sign of life; nullopt: the peer has never been reached
+  std::string awaited{};                   // ": " and what the buffers of a reply wait for (ChannelSet::awaited)
 };
 
 /// Pure. `now`: the time at which the call ends.
