@@ -109,6 +109,9 @@ void RawAgent::Impl::look_after() {
   every_second_->call_at(engine->clock.now() + interval, [this] { look_after(); });
 }
 
+/// For functions that peers have called here and that still run. A program that was interrupted ends within a second.
+constexpr Milliseconds longest_wait_for_handlers(400);
+
 void RawAgent::Impl::leave() {
   {
     const std::lock_guard lock(leave_mutex);
@@ -122,7 +125,7 @@ void RawAgent::Impl::leave() {
     link->close({Code::agent_closed, "the agent \"" + engine->identity.self.name + "\" was shut down"});
   }
   engine->peers.forget_sessions();
-  if (engine->pool) engine->pool->stop(std::chrono::seconds(1));
+  if (engine->pool) engine->pool->stop(longest_wait_for_handlers);
   engine->functions.clear();
   if (recording) {
     write_trace(trace_path(engine->options.trace, engine->identity.self.name),

@@ -519,7 +519,7 @@ class Agent(Calls):
                         regions.close()
                 self._finish(timeout)
         except KeyboardInterrupt:
-            # leave() waits up to a second for functions that peers have called here.
+            # leave() waits up to 0.4 s for functions that peers have called here.
             leaving = threading.Thread(target=self.leave, name="tensorferry-leave")
             leaving.start()
             leaving.join(0.1)
