@@ -8,15 +8,12 @@ record, as a store would hold it, so two endpoints need no store in common. docs
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import threading
 import time
 import uuid
 from typing import Any, Literal, cast
 
 import torch
-import torch.distributed as dist
 from torch.distributed import Work
 
 try:
@@ -27,17 +24,15 @@ except ImportError as _missing:
     ) from _missing
 
 from . import _C, errors, gpu_regions
-from .agent import Agent
 from .regions import service_of
+from .standalone import StandaloneAgent
 from .transport_buffers import (
     RegionMemory,
     RegionView,
     Registration,
     RemoteRegionBuffer,
     WritableRegionView,
-    packed,
     place_of,
-    unpacked,
 )
 from .transport_transfers import RegionTransfer, Threads, check_timeout
 
@@ -50,7 +45,6 @@ __all__ = [
     "WritableRegionView",
 ]
 
-_PREFIX = "tensorferry/transport"  # of the keys in an endpoint's store
 _DOOR = "door"  # a region of one byte that each endpoint has: a grant of it says whether the peer is there
 
 
@@ -103,13 +97,9 @@ class RegionTransport(Transport):
             raise errors.InvalidArgument("threads= is at least 1")
         self._timeout = timeout
         self._default_timeout = timeout
-        self._store = dist.HashStore()  # the endpoint's own: it holds its record, and the peer's
-        name = f"transport-{uuid.uuid4().hex}"
-        own: dict[str, Any] = {"store": self._store, "prefix": _PREFIX, "trust": "registered", "devices": []}
-        if taken := own.keys() & options:
-            raise TypeError(f"an endpoint has its own {', '.join(sorted(taken))}")
-        self._agent = Agent(name, **own, **options)
-        self._incarnation = self._agent._self[2]
+        self._standalone = StandaloneAgent(f"transport-{uuid.uuid4().hex}", **options)
+        self._agent = self._standalone.agent
+        self._incarnation = self._standalone.incarnation
         self._regions = service_of(self._agent)
         self._regions.add(torch.zeros(1, dtype=torch.uint8), True, False, [], _DOOR, "")
         self._threads = Threads(threads)
@@ -142,8 +132,7 @@ class RegionTransport(Transport):
         """Returns bytes by which a peer connects. They hold the addresses of the endpoint, and no key."""
         self._limit(timeout)
         self._check_open()
-        record = base64.b64encode(self._store.get(_record_key(self._agent.name))).decode("ascii")
-        return packed("address", {"name": self._agent.name, "incarnation": self._incarnation, "record": record})
+        return self._standalone.address
 
     def connect(self, peer_url: bytes, *, timeout: float | None = None) -> int:
         """Connects to a peer that is bound, and returns 0 when it has answered.
@@ -157,26 +146,16 @@ class RegionTransport(Transport):
             NotFound: the peer has died or closed. DeadlineExceeded, Unauthenticated.
         """
         seconds = self._limit(timeout)
-        found = unpacked("address", peer_url, {"name": str, "incarnation": int, "record": str})
-        name = found["name"]
-        try:
-            record = base64.b64decode(found["record"], validate=True)
-        except binascii.Error as error:
-            raise errors.InvalidArgument("this is no address of transport 'tensorferry'") from error
         with self._lock:
             self._check_open()
             if self._peer is not None:
                 raise RuntimeError("the transport is connected already: an endpoint has one peer")
+            name, incarnation = self._standalone.introduce(peer_url)
             self._peer = name
         try:
-            if name != self._agent.name:
-                self._store.set(_record_key(name), record)  # type: ignore[arg-type] # torch's stubs know str alone
-                self._store.add(_claims_key(name), 1)
-            door = self._regions.open(name, found["incarnation"], 0, _DOOR, max(seconds, 0.001))
+            door = self._regions.open(name, incarnation, 0, _DOOR, max(seconds, 0.001))
         except BaseException:
-            if name != self._agent.name:
-                self._store.delete_key(_claims_key(name))
-                self._store.delete_key(_record_key(name))
+            self._standalone.forget(name)
             self._peer = None
             raise
         self._door = door
@@ -553,14 +532,6 @@ def _check_device(device: torch.device) -> None:
         raise errors.InvalidArgument(
             f"transport 'tensorferry' on {device}: it has memory of the CPU and of CUDA devices"
         )
-
-
-def _record_key(agent: str) -> str:
-    return f"{_PREFIX}/rec/n/{agent}/1"
-
-
-def _claims_key(agent: str) -> str:
-    return f"{_PREFIX}/gen/n/{agent}"
 
 
 register_transport("tensorferry", RegionTransport, replace=True)

@@ -17,11 +17,13 @@ import pytest
 import tensorferry
 import tensorferry.ddp
 import tensorferry.rpc as rpc
+import tensorferry.standalone
 import torch
 from tensorferry import _C
 
 MODULES = [
     tensorferry, tensorferry.rpc, tensorferry.rpc.functions, tensorferry.futures, tensorferry.errors, tensorferry.ddp,
+    tensorferry.standalone,
 ]  # fmt: skip
 
 # What need not say that it raises something.
