@@ -89,6 +89,8 @@ def expect(program: Program, done: subprocess.CompletedProcess[str]) -> None:
 def test_a_python_program_runs(program: Program, tmp_path: Path) -> None:
     if "torch.distributed._transport" in program.text:
         pytest.importorskip("torch.distributed._transport", reason="it comes with torch 2.15")
+    for framework in re.findall(r"^from tensorferry\.integrations\.(\w+)", program.text, re.MULTILINE):
+        pytest.importorskip(framework, reason=f"{framework} is not installed")
     port = str(free_port())
     (tmp_path / "program.py").write_text(program.text.replace("29500", port))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")}
