@@ -1,7 +1,8 @@
 #include "rpc/regions/gpu_memory.h"
 
 #include <cstring>
-#include <thread>
+#include <future>
+#include <utility>
 #include <variant>
 
 #include "base/text.h"
@@ -34,13 +35,11 @@ class CopyStream final {
 
 /// Waits for the work of a stream. The driver's own wait would keep a core.
 Status wait_for(int device, const CopyStream& stream) {
-  constexpr std::chrono::microseconds look_every{20};
-  const auto event = cuda::GpuEvent::record(device, stream.get());
-  if (!event) return {Code::channel_unavailable, "the driver records no event on a stream of copies"};
-  for (;;) {
-    if (auto done = event.done()) return *std::move(done);
-    std::this_thread::sleep_for(look_every);
-  }
+  const auto ended = std::make_shared<std::promise<Status>>();
+  auto status = ended->get_future();
+  cuda::EventPoller::of_this_process().when_done(cuda::Watch::closely, device, stream.get(),
+                                                 [ended](Status of) { ended->set_value(std::move(of)); });
+  return status.get();
 }
 
 class Locked final : public LockedWords {
