@@ -129,6 +129,7 @@ class Region:
             handle.write_blocks(blocks, torch.ones(2, 4))
             assert handle.read_blocks(blocks).sum() == 8
             assert handle.carried() in ("mapped", "in place", "served")
+            handle.check()
 
             async def main():
                 await handle.write_async(torch.ones(3, 4), notify=2)
@@ -500,6 +501,7 @@ class OwnRegion(Region):
             handle.write_blocks(blocks, torch.ones(2, 4))
             assert handle.read_blocks(blocks).sum() == 8
             assert handle.carried() in ("mapped", "in place", "served")
+            handle.check()
 
             async def main():
                 await handle.write_async(torch.ones(3, 4), notify=2)

@@ -308,10 +308,12 @@ void RemoteRegions::attach(RemoteRegion& region, std::vector<Buffer> buffers) co
 
 Result<std::shared_ptr<LockedWords>> RemoteRegions::locked(const Buffer& page) {
   const std::lock_guard lock(mutex_);
-  auto& known = locked_[page.data];
-  if (auto kept = known.lock()) return kept;
+  std::erase_if(locked_, [](const auto& each) { return each.second.expired(); });
+  if (const auto known = locked_.find(page.data); known != locked_.end()) {
+    if (auto kept = known->second.lock()) return kept;
+  }
   auto out = lock_words(page);
-  if (out.ok()) known = *out;
+  if (out.ok()) locked_[page.data] = *out;
   return out;
 }
 
