@@ -148,7 +148,7 @@ Status copy_runs(const Buffer& gpu, std::uint64_t run_bytes, const std::vector<s
     const auto on_host = cuda::address_of(host);
     result = api()->memcpy_async(to_gpu ? on_gpu : on_host, to_gpu ? on_host : on_gpu, run_bytes, stream.get());
   }
-  const auto waited = stream.made() == CUDA_SUCCESS ? wait_for(gpu.device.index, stream) : Status();
+  auto waited = stream.made() == CUDA_SUCCESS ? wait_for(gpu.device.index, stream) : Status();
   if (result != CUDA_SUCCESS) return cuda::status_of(result, "copying a region on a GPU");
   return waited;
 }
