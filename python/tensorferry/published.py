@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from . import _C, errors
+from . import _C, errors, gpu_regions
 from .regions import _seconds, form_of, service_of, tensor_form
 
 if TYPE_CHECKING:
@@ -67,10 +67,11 @@ class Publication:
             kept = self._staging.get(key)
             if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
                 kept = self._staging[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            tensors[key] = kept.copy_(tensor, non_blocking=True)
-            devices.add(tensor.device)
+            tensors[key] = kept.copy_(tensor, non_blocking=tensor.is_cuda)
+            if tensor.is_cuda:
+                devices.add(tensor.device)
         for device in devices:
-            torch.accelerator.current_stream(device).synchronize()
+            gpu_regions.wait_for(torch.cuda.current_stream(device))
         return tensors
 
     @property

@@ -111,6 +111,7 @@ class RegionTransport(Transport):
         self._pending: set[RegionTransfer] = set()
         self._poison: dict[int, torch.Tensor] = {}
         self._copy_streams: dict[int, torch.cuda.Stream] = {}
+        self._transfer_streams: dict[int, torch.cuda.Stream] = {}  # of the program, by their handles
         self._state: Literal["open", "closing", "closed"] = "open"
 
     @staticmethod
@@ -368,7 +369,7 @@ class RegionTransport(Transport):
         stream = self._copy_stream(to.device if to.is_cuda else source.device)
         with torch.cuda.stream(stream):
             to.copy_(source)
-        stream.synchronize()
+        gpu_regions.wait_for(stream)
 
     def poison(self, device: torch.device | str | int | None = None) -> torch.Tensor:
         """Returns a flag on a CUDA device, a tensor of one bool: it becomes true, in the order of its stream, behind a
@@ -383,7 +384,7 @@ class RegionTransport(Transport):
             flag = self._poison.get(index)
             if flag is None:
                 flag = self._poison[index] = torch.zeros(1, dtype=torch.bool, device=torch.device("cuda", index))
-                torch.cuda.synchronize(index)
+                gpu_regions.wait_for(torch.cuda.current_stream(index))
         return flag
 
     def _on_stream(
@@ -399,6 +400,8 @@ class RegionTransport(Transport):
         if not grant.on_gpu or not torch.cuda.is_available():
             raise errors.InvalidArgument("a stream transfer is for memory of a GPU on both sides, or of the peer's GPU")
         on = torch.cuda.current_stream() if stream is None else stream
+        with self._lock:
+            self._transfer_streams[on.cuda_stream] = on
         if not gpu_regions.copy_bytes(grant, there.offset, view._bytes, mutable, on, self.poison(on.device)):
             raise errors.ChannelUnavailable("the GPU of this stream cannot map the peer's memory: use read and write")
 
@@ -505,8 +508,10 @@ class RegionTransport(Transport):
             self._registrations.clear()
             self._grants.clear()
             self._door = None
-            flags = list(self._poison.values())
-        failed_on = [str(flag.device) for flag in flags if _after_all_streams(flag)]
+            streams, flags = list(self._transfer_streams.values()), list(self._poison.values())
+        for stream in streams:
+            gpu_regions.wait_for(stream)
+        failed_on = [str(flag.device) for flag in flags if flag.item()]
         for registration in registrations:
             registration.active = False
         self._threads.end()
@@ -520,11 +525,6 @@ def _waits_for_no_peer(grant: _C.RemoteRegion, view: RegionView, into_view: bool
     if grant.on_gpu and not torch.cuda.is_available():
         return False
     return grant.carried == "mapped" or (into_view and grant.carried == "in place")
-
-
-def _after_all_streams(flag: torch.Tensor) -> bool:
-    torch.cuda.synchronize(flag.device)
-    return bool(flag.item())
 
 
 def _check_device(device: torch.device) -> None:

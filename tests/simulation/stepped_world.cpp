@@ -305,7 +305,7 @@ bool SteppedWorld::is_allowed(const Made& call) const {
 bool SteppedWorld::is_true(const Made& call) const {
   if (call.status.code() != Code::connection_lost) return true;
   const auto text = call.status.text();
-  const auto says = [&](std::string_view what) { return text.find(what) != text.npos; };
+  const auto says = [&](std::string_view what) { return text.find(what) != std::string::npos; };
   const auto& peer = agents_[call.to];
   if (!says(name_of_agent(call.to)) || says("it left the job") || says("was restarted")) return false;
   if (says("its process has ended")) return peer.dead && !peer.silent;

@@ -24,6 +24,7 @@ except ImportError as _missing:
         "tensorferry.integrations.ray needs Ray with ray.experimental.rdt: pip install 'ray>=2.60'"
     ) from _missing
 
+from .. import gpu_regions
 from ..regions import Region, form_of, read_regions, tensor_form
 from ..standalone import StandaloneAgent
 
@@ -98,7 +99,7 @@ class RegionTensorTransport(TensorTransportManager):  # type: ignore[misc]
         if len(kinds) > 1:
             raise ValueError(f"the tensors of one object are on one kind of device, not on {', '.join(sorted(kinds))}")
         for device in {tensor.device for tensor in rdt_object if tensor.is_cuda}:
-            torch.cuda.synchronize(device)
+            gpu_regions.wait_for(torch.cuda.current_stream(device))
         standalone = self._own_agent()
         with self._lock:
             regions = self._owned.get(obj_id)  # Ray asks again if a task's answer was lost

@@ -195,6 +195,8 @@ ELSEWHERE = {
         "a task of asyncio",
     ),
     "OwnRegion.await_notification_async": "a task of asyncio",
+    "measured": "its calls wait as rpc_sync",
+    "read_regions": "opens the regions as find_region",
     "Subscription.wait_async": "a task of asyncio",
     "Work.wait": "interrupted_rank.py, with each method of Group",
     "c10d.group_of": "interrupted_rank.py, by new_group: it forms a lazy group",
@@ -222,7 +224,8 @@ BOUNDED = {
 }
 AT_ONCE = {
     "Agent.__enter__", "Agent.counters", "Agent.dump", "Agent.expose", "Agent.metrics", "Agent.peer", "Agent.publish",
-    "Agent.region", "Agent.trace", "Loader.load", "OwnRegion.__enter__", "OwnRegion.__exit__", "OwnRegion.drop",
+    "Agent.region", "Agent.trace", "Loader.load", "OwnRegion.__enter__", "OwnRegion.__exit__", "OwnRegion.check",
+    "OwnRegion.drop", "Region.check",
     "Publication.withdraw", "Subscription.into", "Version.__iter__", "rpc.dump", "rpc.metrics", "rpc.region",
     "Future.__await__", "Future.add_done_callback", "Future.cancel", "Future.done", "Future.exception", "Future.then",
     "Future.value", "Peer.ordered",
@@ -262,7 +265,8 @@ if TRANSPORT:
     ELSEWHERE["RegionTransport.close_async"] = "a task of asyncio"
     AT_ONCE |= {
         "RegionTransfer.exception", "RegionTransfer.get_future", "RegionTransfer.is_completed",
-        "RegionTransfer.is_success", "RegionTransport.bind", "RegionTransport.connected", "RegionTransport.read_stream",
+        "RegionTransfer.is_success", "RegionTransport.bind", "RegionTransport.connected", "RegionTransport.poison",
+        "RegionTransport.read_stream",
         "RegionTransport.register_memory", "RegionTransport.supported", "RegionTransport.unregister_memory",
         "RegionTransport.write_stream",
     }  # fmt: skip
