@@ -34,7 +34,7 @@ done
 say "stubtest"
 # Compares the types of the compiled module, and every public name, with the module at run time.
 PYTHONPATH=$PWD/$build/python "$venv/bin/python" -m mypy.stubtest tensorferry --concise --ignore-disjoint-bases \
-  --allowlist scripts/stubtest-allowlist.txt || failed+=(stubtest)
+  --mypy-config-file pyproject.toml --allowlist scripts/stubtest-allowlist.txt || failed+=(stubtest)
 
 say "clang-tidy"
 scripts/tidy.sh || failed+=(clang-tidy)
