@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -72,6 +72,15 @@ def _before(device: torch.device | None, order: Order, mapped: bool) -> None:
         raise errors.InvalidArgument("in the capture of a CUDA graph a region is used with stream_ordered=True")
 
 
+def _checked(
+    region: Region, grant: _C.RemoteRegion, device: torch.device | None, order: Order, to_write: bool
+) -> torch.Tensor | None:
+    """Returns what :func:`_mapped` does, after a look at whether the order is possible."""
+    view = _mapped(region, grant, device, to_write)
+    _before(device, order, view is not None)
+    return view
+
+
 def _finish(grant: _C.RemoteRegion, device: torch.device, order: Order) -> None:
     """Ends a copy: in the stream's order, by the flag if there is one; or by a wait and a look."""
     if order.poison is not None:
@@ -92,6 +101,12 @@ def wait_for(stream: torch.cuda.Stream) -> None:
             time.sleep(50e-6)
 
 
+def wait_for_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """Waits for the current streams of the CUDA devices on which some of the tensors are."""
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        wait_for(torch.cuda.current_stream(device))
+
+
 def poison_unless_alive(grant: _C.RemoteRegion, device: torch.device, flag: torch.Tensor) -> None:
     """Enqueues a look at the region's word behind the copy: the flag becomes true if the region has been dropped."""
     try:
@@ -104,8 +119,7 @@ def poison_unless_alive(grant: _C.RemoteRegion, device: torch.device, flag: torc
 def read(region: Region, grant: _C.RemoteRegion, indices: torch.Tensor | None, out: torch.Tensor, order: Order) -> bool:
     """Reads the part, or its blocks, into ``out``. Returns whether it did: False if the bytes go by the host."""
     device = _copying_device(grant, out)
-    view = _mapped(region, grant, device, False)
-    _before(device, order, view is not None)
+    view = _checked(region, grant, device, order, False)
     if view is None or device is None:
         return False
     with torch.no_grad(), torch.cuda.device(device):
@@ -127,8 +141,7 @@ def write(
 ) -> bool:
     """Writes ``source`` to the part, or to its blocks. Returns whether it did: False if the bytes go by the host."""
     device = _copying_device(grant, source)
-    view = _mapped(region, grant, device, True)
-    _before(device, order, view is not None)
+    view = _checked(region, grant, device, order, True)
     if view is None or device is None:
         return False
     with torch.no_grad(), torch.cuda.device(device):

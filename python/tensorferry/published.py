@@ -58,9 +58,8 @@ class Publication:
 
     def _on_host(self, state: Tensors | torch.nn.Module) -> dict[str, torch.Tensor]:
         """Returns the tensors without gaps; copies of those on devices, in page-locked memory that is kept."""
-        tensors = _tensors_of(state)
-        devices = set()
-        for key, tensor in tensors.items():
+        given, tensors = _tensors_of(state), {}
+        for key, tensor in given.items():
             if tensor.is_cpu:
                 tensors[key] = tensor.contiguous()
                 continue
@@ -68,10 +67,7 @@ class Publication:
             if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
                 kept = self._staging[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             tensors[key] = kept.copy_(tensor, non_blocking=tensor.is_cuda)
-            if tensor.is_cuda:
-                devices.add(tensor.device)
-        for device in devices:
-            gpu_regions.wait_for(torch.cuda.current_stream(device))
+        gpu_regions.wait_for_tensors(given.values())
         return tensors
 
     @property

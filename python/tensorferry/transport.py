@@ -268,8 +268,7 @@ class RegionTransport(Transport):
             if not async_op and view.size() == 0:
                 return 0
             grant = self._grants.get(there.region)
-            alone = grant is not None and grant.alive and _waits_for_no_peer(grant, view, mutable)
-            if not async_op and alone:
+            if not async_op and grant is not None and grant.alive and _waits_for_no_peer(grant, mutable):
                 work = None
             else:
                 work = RegionTransfer(seconds, (view._memory._registration, view, there))
@@ -520,7 +519,7 @@ class RegionTransport(Transport):
             raise errors.NotFound(f"a stream transfer failed on {failed_on[0]}: the peer had unregistered the memory")
 
 
-def _waits_for_no_peer(grant: _C.RemoteRegion, view: RegionView, into_view: bool) -> bool:
+def _waits_for_no_peer(grant: _C.RemoteRegion, into_view: bool) -> bool:
     """Returns whether this process copies, by itself or by a call of the kernel."""
     if grant.on_gpu and not torch.cuda.is_available():
         return False

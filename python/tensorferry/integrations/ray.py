@@ -98,8 +98,7 @@ class RegionTensorTransport(TensorTransportManager):  # type: ignore[misc]
         kinds = {tensor.device.type for tensor in rdt_object}
         if len(kinds) > 1:
             raise ValueError(f"the tensors of one object are on one kind of device, not on {', '.join(sorted(kinds))}")
-        for device in {tensor.device for tensor in rdt_object if tensor.is_cuda}:
-            gpu_regions.wait_for(torch.cuda.current_stream(device))
+        gpu_regions.wait_for_tensors(rdt_object)
         standalone = self._own_agent()
         with self._lock:
             regions = self._owned.get(obj_id)  # Ray asks again if a task's answer was lost
