@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import pytest
 import tensorferry._C
+from conftest import outputs_of
 
 PROGRAM = Path(tensorferry._C.__file__).parents[2] / "tests/network/network_hosts"
 
@@ -53,3 +56,26 @@ class EmulatedNetwork:
     def start(self, host: str, command: list[str], **options: Any) -> subprocess.Popen[str]:
         """Starts a program on a host; ``options`` are those of Popen."""
         return subprocess.Popen(["nsenter", f"--net={self._namespaces[host]}", *command], text=True, **options)
+
+
+def outputs_on_two_hosts(folder: Path, program: str, one: str, two: str, **environment: str) -> list[str]:
+    """Runs a program on two hosts, in a folder that both see, and returns what each printed. It gets the folder, its
+    host's name and the other's. It has no key of this environment's."""
+    (folder / "program.py").write_text(program)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_KEY")}
+    kept |= {"TENSORFERRY_CHANNELS": "basic", **environment}  # the hosts are one machine
+    with EmulatedNetwork(one, two) as network:
+        network.tell(f"path {one} {two} 1e9 1000 0")
+        network.tell(f"path {two} {one} 1e9 1000 0")
+        started = [
+            network.start(
+                host,
+                [sys.executable, "program.py", str(folder), host, other],
+                env=kept,
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for host, other in ((one, two), (two, one))
+        ]
+        return outputs_of(started, timeout=200)

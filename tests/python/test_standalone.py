@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import outputs_of
-from emulated_network import EmulatedNetwork
+from emulated_network import outputs_on_two_hosts
 from tensorferry import errors
 from tensorferry.standalone import StandaloneAgent
 
@@ -128,24 +124,8 @@ here.leave()
 
 
 def test_between_hosts_the_environment_has_the_key_and_the_interface(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(ON_A_HOST)
     (tmp_path / "key").write_text("a key of the job's own")
     (tmp_path / "key").chmod(0o600)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_KEY")}
-    environment |= {"TENSORFERRY_KEY_FILE": str(tmp_path / "key"), "TENSORFERRY_SOCKET_IFNAME": "eth0"}
-    environment["TENSORFERRY_CHANNELS"] = "basic"  # the hosts are one machine
-    with EmulatedNetwork("trainer", "sampler") as network:
-        network.tell("path trainer sampler 1e9 1000 0")
-        network.tell("path sampler trainer 1e9 1000 0")
-        started = [
-            network.start(
-                host,
-                [sys.executable, "program.py", str(tmp_path), host, other],
-                env=environment,
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            for host, other in (("trainer", "sampler"), ("sampler", "trainer"))
-        ]
-        assert outputs_of(started, timeout=200) == ["2 1\n3 1\n4 1\n5 1\n6 1\n", "True True\n"]
+    environment = {"TENSORFERRY_KEY_FILE": str(tmp_path / "key"), "TENSORFERRY_SOCKET_IFNAME": "eth0"}
+    printed = outputs_on_two_hosts(tmp_path, ON_A_HOST, "trainer", "sampler", **environment)
+    assert printed == ["2 1\n3 1\n4 1\n5 1\n6 1\n", "True True\n"]

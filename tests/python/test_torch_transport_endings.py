@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Worker, Workers, eventually, outputs_of, repeated, stop_child
-from emulated_network import EmulatedNetwork
+from conftest import Worker, Workers, eventually, repeated, stop_child
+from emulated_network import outputs_on_two_hosts
 from tensorferry import errors
 from transport_ends import Pair, api, close_theirs, new_end, open_theirs, peer_process, unregister_theirs
 
@@ -314,21 +314,5 @@ with new_transport("tensorferry", "cpu", key="a key of the job's own", interface
 
 
 def test_endpoints_of_two_hosts_need_no_store_in_common(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(ON_A_HOST)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_KEY")}
-    environment["TENSORFERRY_CHANNELS"] = "basic"  # the hosts are one machine
-    with EmulatedNetwork("one", "two") as network:
-        network.tell("path one two 1e9 1000 0")
-        network.tell("path two one 1e9 1000 0")
-        started = [
-            network.start(
-                host,
-                [sys.executable, "program.py", str(tmp_path), host, other],
-                env=environment,
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            for host, other in (("one", "two"), ("two", "one"))
-        ]
-        assert outputs_of(started, timeout=200) == ["[2.0, 2.0, 2.0, 2.0]\n", "[1.0, 1.0, 1.0, 1.0]\n"]
+    printed = outputs_on_two_hosts(tmp_path, ON_A_HOST, "one", "two")
+    assert printed == ["[2.0, 2.0, 2.0, 2.0]\n", "[1.0, 1.0, 1.0, 1.0]\n"]
