@@ -1,40 +1,42 @@
-/* Which thread reads the replies that come by a connection: ReplyReader::wait, read_until_done, stop_reading,
- * on_readable and expect_frames in agent/reply_reader.cpp; Pool::arm and Pool::disarm.
+/* Which thread reads a link's connection for calls: StreamReader in agent/stream_reader.cpp; Pool::arm and Pool::disarm.
  *
- * Two threads wait for a call each, and either may give up at any moment (a time-out of its wait, a signal). A third
- * call has a completion: expect_frames arms the connection, so that the pool reads its reply. Another thread may end a
- * call (a deadline, cancel()), and the callee then need not reply to it. The callee replies after any delay, and may
- * close the connection after its replies.
- * Checked: every wait returns, the completion runs, and this side notices a closed connection. A process that waits for
- * ever is an invalid end state. The model has no housekeeping tick: a call without a deadline does not start it.
+ * Replies and requests come by one connection. Two threads wait for a reply each, and either may give up at any moment
+ * (a time-out of its wait, a signal). A third call has a completion, which the pool or a waiting thread runs. Another
+ * thread may end a call (a deadline, cancel()), and the callee then need not reply to it. The peer sends its requests
+ * and replies after any delay, and may close the connection after them. Two threads of the pool may find the connection
+ * readable at once, because the lead changes while one of them reads.
+ * Checked: every wait returns, the completion runs, every request is read, and this side notices a closed connection. A
+ * process that waits for ever is an invalid end state.
  *
- * State under wait_mutex_ changes in one step. Each mutant leaves one step out, and must fail:
- *   NO_HAND_OVER     a thread that leaves wait() does not check whether it was woken to read for the others
- *   NO_MISSED        the pool does not note an edge that it meets while another thread reads
- *   NO_NUDGE         the end of a call does not wake the call's thread out of poll()
+ * The pool's epoll set reports the connection as long as it is armed and bytes wait. State under mutex_ changes in one
+ * step. Each mutant leaves one step out or divides it, and must fail:
+ *   NO_HAND_OVER       a thread that leaves wait() does not check whether it was woken to read for the others
+ *   NO_TICK            the tick does not arm the connection that a thread has left to it
+ *   NO_NUDGE           the end of a call does not wake the call's thread out of poll()
+ *   DISARMED_UNLOCKED  a thread of the pool that meets a reader disarms when the reader may have stopped
  *
  * holds:
  * fails: -DNO_HAND_OVER
- * fails: -DNO_MISSED
+ * fails: -DNO_TICK
  * fails: -DNO_NUDGE
+ * fails: -DDISARMED_UNLOCKED
  */
 #define WAITERS 2
 #define CALLS 3 /* the last one has a completion */
+#define REQUEST CALLS
+#define FRAMES 4
 
 mtype = { Idle, Sleeping, Woken };
 
-byte socket[CALLS], head, tail;     /* replies; the replies from tail to head are unread */
+byte socket[FRAMES], head, tail;    /* frames; those from tail to head are unread */
 bool reading;                       /* FrameStream::begin_read */
-bool waiting[WAITERS];              /* in waiters_ */
+bool waiting[WAITERS];              /* in sleepers_ */
 mtype word[WAITERS] = Idle;         /* the word of the thread's call */
-bool open[CALLS] = true;            /* in the table of pending calls */
-bool done[CALLS];
-byte pending = CALLS;
-bool armed, missed;
-bool interest;                      /* the kernel reports bytes that arrive */
-bool edge;                          /* an event for the pool's leader */
+bool open[FRAMES] = true;           /* in the table of pending calls */
+bool done[FRAMES];
+bool armed = true, due;
 bool nudged;                        /* the eventfd */
-bool ended;                         /* the callee has closed its end */
+bool ended;                         /* the peer has closed its end */
 bool closed;                        /* ... and this side has read that */
 
 #define READABLE (head != tail || (ended && !closed))
@@ -42,7 +44,7 @@ bool closed;                        /* ... and this side has read that */
 inline complete(call) {
   if
   :: atomic {
-       open[call] -> open[call] = false; pending--; done[call] = true;
+       open[call] -> open[call] = false; done[call] = true;
 #ifndef NO_NUDGE
        nudged = true
 #endif
@@ -51,43 +53,38 @@ inline complete(call) {
   fi
 }
 
-/* Pool::arm and disarm. EPOLL_CTL_MOD reports bytes that are already there, and always reports the end. */
-inline set_interest(wanted) {
-  interest = wanted;
-  if
-  :: ((interest && head != tail) || (ended && !closed)) -> edge = true
-  :: else
-  fi
-}
-
-inline stop_reading() {
-  reading = false;
+/* StreamReader::release */
+inline release() {
   atomic {
+    reading = false;
     if
     :: (waiting[0] && !done[0]) -> word[0] = Woken
     :: (!(waiting[0] && !done[0]) && waiting[1] && !done[1]) -> word[1] = Woken
     :: else ->
        if
-#ifdef NO_MISSED
-       :: ((pending != 0) == armed)
+       :: armed = true  /* the peer makes calls too */
+#ifndef NO_TICK
+       :: due = true    /* ... or only answers: the tick does it */
 #else
-       :: ((pending != 0) == armed && !missed)
+       :: true
 #endif
-       :: else ->
-          missed = false;
-          armed = (pending != 0);
-          set_interest(armed)
        fi
     fi
   }
 }
 
-/* FrameStream::read_some: takes one reply, or the end, which closes the link. Only the reading thread takes from the
+/* FrameStream::read_some: takes one frame, or the end, which closes the link. Only the reading thread takes from the
  * socket. */
 inline read_one() {
   if
-  :: atomic { (head != tail) -> call = socket[tail]; tail++ }; complete(call); call = 0
-  :: atomic { (head == tail) -> closed = true }; complete(0); complete(1); complete(2)
+  :: atomic { (head != tail) -> call = socket[tail]; tail++ };
+     if
+     :: (call < CALLS) -> complete(call)
+     :: (call >= CALLS)  /* a request, for the pool */
+     fi;
+     call = 0
+  :: atomic { (head == tail && ended) -> closed = true }; complete(0); complete(1); complete(2)
+  :: atomic { (head == tail && !ended) }
   fi
 }
 
@@ -110,22 +107,22 @@ again:
     :: else
     fi
   };
-  atomic {  /* with wait_mutex_ */
+  atomic {  /* take */
     if
     :: done[_pid] -> goto left
     :: (!done[_pid] && reading) -> waiting[_pid] = true; goto sleep
-    :: (!done[_pid] && !reading) -> reading = true
+    :: (!done[_pid] && !reading) -> reading = true; armed = false
     fi
   };
 
   /* read_until_done */
   do
-  :: done[_pid] -> stop_reading(); goto left
+  :: done[_pid] -> release(); goto left
   :: !done[_pid] ->
      if  /* poll() */
      :: READABLE -> read_one()
      :: nudged -> nudged = false
-     :: may_leave -> stop_reading(); goto left
+     :: may_leave -> release(); goto left
      fi
   od;
 
@@ -156,71 +153,61 @@ sleep:
 left:
 #ifndef NO_HAND_OVER
   if
-  :: atomic { !reading -> reading = true }; stop_reading()
+  :: atomic { !reading -> reading = true }; release()
   :: reading
   fi;
 #endif
   skip
 }
 
-/* Call::on_done, then expect_frames. */
-active proctype completion() {
-  atomic {
-    if
-    :: !armed -> armed = true; set_interest(true)
-    :: armed
-    fi
-  };
-  done[CALLS - 1]
-}
-
-/* The leader, which runs ReplyReader::on_readable at each edge. */
-active proctype pool() {
+/* Threads that lead, and run StreamReader::on_readable. */
+active [2] proctype pool() {
   byte call;
 end:
   do
-  :: edge -> edge = false;
+  :: READABLE && (armed || ended) ->  /* epoll_wait */
      if
      :: atomic { !reading -> reading = true };
-        do
-        :: READABLE -> read_one()
-        :: !READABLE -> break
-        od;
-        stop_reading()
-     :: atomic {  /* with wait_mutex_ */
-          reading ->
-          if
-          :: armed -> armed = false; set_interest(false); edge = false  /* this edge is being handled */
-          :: !armed
-          fi;
-          missed = true
-        }
+        read_one();
+        release()
+#ifdef DISARMED_UNLOCKED
+     :: reading -> armed = false
+#else
+     :: atomic { reading -> armed = false }
+#endif
      fi
   od
 }
 
-active proctype callee() {
-  byte call = CALLS;
+active proctype tick() {
+end:
+  do
+  :: atomic { due -> due = false;
+       if
+       :: reading
+       :: !reading -> armed = true
+       fi
+     }
+  od
+}
+
+active proctype peer() {
+  byte call = FRAMES;
   do
   :: (call == 0) -> break
   :: (call > 0) ->
     call--;
-    atomic {
-      if
-      :: true -> socket[head] = call; head++;
-         if
-         :: interest -> edge = true
-         :: !interest
-         fi
-      :: done[call]
-      fi
-    }
+    if
+    :: atomic { true -> socket[head] = call; head++ }
+    :: (call < CALLS && done[call])
+    fi
   od;
   if
-  :: skip
-  :: atomic { ended = true; edge = true };
+  :: true -> (head == tail)
+  :: true -> ended = true;
      closed
-  fi
+  fi;
+  done[CALLS - 1]
 }
 
 /* Ends at most one of the calls. */
