@@ -249,22 +249,12 @@ asio::awaitable<void> handle_connection(std::shared_ptr<AgentAcceptor> acceptor,
 
 /// Gives the connection to its link. On a pool thread, because messages that waited for it are sent there, and the link
 /// that it replaces is closed.
-void attach_apart(const std::shared_ptr<Engine>& engine, std::unique_ptr<StreamPort> port, wire::Hello hello) {
-  engine->pool->submit([engine, port = std::move(port), hello = std::move(hello)]() mutable {
-    pollfd ended{port->descriptor(), POLLRDHUP, 0};
-    const bool gone = ::poll(&ended, 1, 0) > 0;
-    if ((ended.revents & (POLLHUP | POLLERR)) != 0) return;  // the dialler has closed it already
-    const bool local = port->local();
-    const auto user = user_at_the_other_end(*port);
-    std::shared_ptr<Link> link;
-    do {  // a link that ends at this moment does not take the connection: try the link that replaces it
-      link = engine->peers.link_of(hello, gone, user);
-      if (!link) {
-        const Status why(Code::connection_lost,
-                         "\"" + hello.name + "\" has given this connection up, or its link is of another user");
-        return log_refused(local, peer_address(port->descriptor()), why);
-      }
-    } while (!link->attach(port, false, hello) && port && link->closed() && !engine->leaving);
+void attach_apart(const std::shared_ptr<Engine>& engine, Connected connection) {
+  engine->pool->submit([engine, connection = std::move(connection)]() mutable {
+    const bool local = connection.port->local();
+    const auto from = peer_address(connection.port->descriptor());
+    const auto why = engine->peers.admit(std::move(connection));
+    if (why.code() == Code::permission_denied) log_refused(local, from, why);
   });
 }
 
@@ -342,7 +332,7 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
 
   wire::Header header;
   header.kind = wire::Kind::hello;
-  const auto mine = wire::assemble(header, {}, {}, encode(engine->hello(wire::Hello::Purpose::calls, nullptr, 0)));
+  const auto mine = wire::assemble(header, {}, {}, encode(engine->hello(wire::Hello::Purpose::calls, 0, 0)));
   if (const auto sent = co_await io.write_all(mine); !sent.ok()) co_return cut_off(sent);
   Bytes head(wire::Header::size);
   const auto before = io.received();
@@ -365,7 +355,14 @@ asio::awaitable<Status> run_handshake(std::shared_ptr<AgentAcceptor> acceptor, s
   if (hello->expected != 0 && hello->expected != engine->identity.self.incarnation) {
     co_return Status(Code::connection_lost, "\"" + hello->name + "\" expects an earlier incarnation of this agent");
   }
-  attach_apart(engine, io.take_port(), *hello);
+  std::uint64_t number = 0;
+  if (!decides(engine->identity.self, hello->incarnation, hello->purpose, false)) {
+    const auto go = co_await read_go(io);
+    if (!go.ok() && io.closed_by_peer()) co_return Status();  // another connection carries the calls
+    if (!go.ok()) co_return cut_off(go.status());
+    number = *go;
+  }
+  attach_apart(engine, {io.take_port(), *hello, false, number});
   co_return Status();
 }
 

@@ -201,7 +201,7 @@ asio::awaitable<Result<Connected>> run_handshake(Engine& engine, std::unique_ptr
   if (const auto status = co_await shake_hands(engine, io); !status.ok()) co_return refused_for_now(status);
   auto hello = co_await read_hello(io);
   if (!hello) co_return refused_for_now(hello.status());
-  co_return Connected{io.take_port(), std::move(*hello)};
+  co_return Connected{io.take_port(), std::move(*hello), true};
 }
 
 /// Returns whether an agent runs on this kernel, in this network namespace.
@@ -252,6 +252,16 @@ Value await_on_reactor(Engine& engine, asio::awaitable<Value> work, Value otherw
 Status refused_for_now(const Status& status) {
   const bool cut = status.code() == Code::connection_lost || status.code() == Code::deadline_exceeded;
   return cut ? Status(Code::resource_exhausted, std::string(status.what())) : status;
+}
+
+asio::awaitable<Result<std::uint64_t>> read_go(HandshakeIo& io) {
+  Bytes head(wire::Header::size);
+  if (auto status = co_await io.read_exactly(head); !status) co_return status;
+  const auto header = wire::Header::decode(head);
+  if (!header) co_return header.status();
+  if (header->kind != wire::Kind::go || header->length != 0 || header->trailing != 0 || header->connection == 0)
+    co_return Status(Code::protocol_error, "a connection's first frame after the hellos is not `go`");
+  co_return header->connection;
 }
 
 asio::awaitable<DialResult> reach(std::shared_ptr<Engine> engine, Record record, Clock::time_point deadline) {

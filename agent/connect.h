@@ -1,6 +1,6 @@
 /// Connection setup between agents, without a thread that waits for a peer: dials and handshakes are coroutines on the
-/// reactor. On both sides the handshake comes first (auth.h), then a hello each way, the acceptor's first. After that
-/// the link owns the connection.
+/// reactor. On both sides the handshake comes first (auth.h), then a hello each way, the acceptor's first, and then a
+/// `go` frame of the side that decides on the connection. After that the link owns it.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -8,16 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "agent/connections.h"
 #include "agent/engine.h"
-#include "agent/transport/port.h"
+#include "agent/handshake_io.h"
 
 namespace tensorferry {
-
-/// A connection that has completed the handshake, and the peer's hello.
-struct Connected {
-  std::unique_ptr<StreamPort> port;
-  wire::Hello hello;
-};
 
 /// The outcome of an attempt to reach an agent.
 struct DialResult {
@@ -31,6 +26,10 @@ struct DialResult {
 /// has too many connections in the handshake, or the network cut this one, and it may answer another time.
 Status refused_for_now(const Status& status);
 
+/// Reads the `go` frame of the peer, which decides on this connection. Returns its number. ProtocolError; the errors of
+/// HandshakeIo::read_exactly.
+boost::asio::awaitable<Result<std::uint64_t>> read_go(HandshakeIo& io);
+
 /// Connects to the agent of `record`, completes the handshake, and checks that it is that agent. Uses the unix socket
 /// if the two agents may share one and it accepts, else the TCP addresses: the first at once, and each further one when
 /// those before it have failed, or have not answered for 300 ms.
@@ -42,9 +41,6 @@ boost::asio::awaitable<DialResult> reach(std::shared_ptr<Engine> engine, Record 
 /// Opens a connection of `purpose` to the link's peer and attaches it. Tries again, with backoff; see Engine::dial.
 boost::asio::awaitable<void> dial_until_attached(std::shared_ptr<Engine> engine, std::shared_ptr<Link> link,
                                                  wire::Hello::Purpose purpose);
-/// Dials the peer of the link's session once, because it has asked for a connection on which it sends.
-boost::asio::awaitable<void> dial_once(std::shared_ptr<Engine> engine, std::shared_ptr<Link> link,
-                                       wire::Hello::Purpose purpose);
 
 /// Returns whether no process listens at any address of an agent of this kernel and network namespace: the agent's
 /// process has ended then, because its listener lives as long as it does. A process that it forked may keep the

@@ -27,14 +27,12 @@ void leave_out(Descriptors& descriptors, Bytes& frame, const FrameStream& stream
 }  // namespace
 
 ConnectionRole role_of(Purpose purpose, bool dialled) {
-  const bool bulk = purpose == Purpose::bulk || purpose == Purpose::bulk_back;
-  const bool back = purpose == Purpose::calls_back || purpose == Purpose::bulk_back;
-  if (bulk) return dialled != back ? ConnectionRole::bulk_out : ConnectionRole::bulk_in;
-  return dialled != back ? ConnectionRole::calls_out : ConnectionRole::calls_in;
+  if (purpose == Purpose::calls) return ConnectionRole::calls;
+  return dialled == (purpose == Purpose::bulk) ? ConnectionRole::bulk_out : ConnectionRole::bulk_in;
 }
 
-Connections::Connections(Link& link, PeerInfo peer, std::uint64_t number, std::shared_ptr<Session> session)
-    : link_(link), other_(std::move(peer), number, std::move(session)) {}
+Connections::Connections(Link& link, PeerInfo peer, std::shared_ptr<Session> session)
+    : link_(link), other_(std::move(peer), std::move(session)) {}
 
 // ---- State
 
@@ -66,17 +64,25 @@ Status Connections::status() const {
   return status_;
 }
 
-Connections::Stream Connections::stream(ConnectionRole role) const {
+Connections::Stream Connections::calls() const {
   const std::lock_guard lock(mutex_);
-  return slot(role).stream;
+  return calls_;
+}
+
+Connections::Stream Connections::calls_if_up() const {
+  const std::lock_guard lock(mutex_);
+  return slot(ConnectionRole::calls).state == State::up ? calls_ : nullptr;
+}
+
+/// Under mutex_.
+const std::vector<Connections::Stream>& Connections::bulk(ConnectionRole role) const {
+  return role == ConnectionRole::bulk_out ? bulk_.out : bulk_.in;
 }
 
 std::vector<Connections::Stream> Connections::streams() const {
   const std::lock_guard lock(mutex_);
   std::vector<Stream> all;
-  for (const auto& each : slots_) {
-    if (each.stream) all.push_back(each.stream);
-  }
+  if (calls_) all.push_back(calls_);
   all.insert(all.end(), bulk_.out.begin(), bulk_.out.end());
   all.insert(all.end(), bulk_.in.begin(), bulk_.in.end());
   return all;
@@ -92,26 +98,14 @@ std::size_t Connections::bulk_connections_in() const {
   return bulk_.in.size();
 }
 
-Connections::Stream Connections::only_incoming() const {
-  const std::lock_guard lock(mutex_);
-  return slot(ConnectionRole::calls_out).state == State::absent ? slot(ConnectionRole::calls_in).stream : nullptr;
-}
-
-bool Connections::connected() const {
-  const std::lock_guard lock(mutex_);
-  return slot(ConnectionRole::calls_out).stream || slot(ConnectionRole::calls_in).stream;
-}
-
 bool Connections::local() const {
-  const std::lock_guard lock(mutex_);
-  const auto& out = slot(ConnectionRole::calls_out).stream;
-  const auto& stream = out ? out : slot(ConnectionRole::calls_in).stream;
+  const auto stream = calls();
   return stream && stream->local();
 }
 
 std::pair<std::size_t, bool> Connections::waiting() const {
   const std::lock_guard lock(mutex_);
-  return {unsent_.calls.size(), slot(ConnectionRole::calls_out).state == State::dialling};
+  return {unsent_.calls.size(), slot(ConnectionRole::calls).state == State::dialling};
 }
 
 // ---- Sending
@@ -123,6 +117,14 @@ bool Connections::begin_dialling(ConnectionRole role) {
   return true;
 }
 
+/// up -> dialling, for one more connection of bulk data. Under mutex_.
+bool Connections::begin_another(ConnectionRole role) {
+  auto& slot = this->slot(role);
+  if (slot.state != State::up) return false;
+  slot.state = State::dialling;
+  return slot.once = true;
+}
+
 void Connections::send_call(const std::shared_ptr<Call::State>& call, Message message) {
   std::unique_lock lock(mutex_);
   if (closed()) {
@@ -130,13 +132,14 @@ void Connections::send_call(const std::shared_ptr<Call::State>& call, Message me
     lock.unlock();
     return link_.calls().drop({call, std::move(message)}, ended);
   }
-  if (const auto stream = slot(ConnectionRole::calls_out).stream) {
+  if (slot(ConnectionRole::calls).state == State::up) {
+    const auto stream = calls_;
     lock.unlock();
     return send_within_bound(stream, call, std::move(message));
   }
   call->hold = SendHold::connection;
   unsent_.calls.push_back({call, std::move(message)});
-  const bool begin = begin_dialling(ConnectionRole::calls_out);
+  const bool begin = begin_dialling(ConnectionRole::calls);
   lock.unlock();
   if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
 }
@@ -160,7 +163,7 @@ void Connections::send_control(Bytes frame, Descriptors descriptors) {
 
 void Connections::queue_control(Bytes frame, Descriptors descriptors) {
   std::unique_lock lock(mutex_);
-  const auto stream = slot(ConnectionRole::calls_out).stream;
+  const auto stream = slot(ConnectionRole::calls).state == State::up ? calls_ : nullptr;
   if (!stream) {
     unsent_.controls.emplace_back(std::move(frame), std::move(descriptors));
     return;
@@ -187,9 +190,9 @@ void Connections::bound_controls(const Stream& stream) {
 
 void Connections::write_controls() {
   std::unique_lock lock(mutex_);
-  const auto stream = slot(ConnectionRole::calls_out).stream;
+  const auto stream = slot(ConnectionRole::calls).state == State::up ? calls_ : nullptr;
   bound_controls(stream);
-  const bool begin = !stream && !unsent_.controls.empty() && !closed() && begin_dialling(ConnectionRole::calls_out);
+  const bool begin = !stream && !unsent_.controls.empty() && !closed() && begin_dialling(ConnectionRole::calls);
   lock.unlock();
   if (begin) {  // by way of the pool, because a dial that the agent refuses ends the link
     link_.engine().pool->submit_long([link = link_.shared_from_this()] { link->engine().dial(link, Purpose::calls); });
@@ -238,7 +241,7 @@ void Connections::write_waiting_bulk(std::size_t count) {
     stream = bulk_.take_idle();
     if (!stream) begin = bulk_.out.empty() ? begin_dialling(ConnectionRole::bulk_out) : begin_another_bulk_dial();
   }
-  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
+  if (begin) get_bulk();
   if (!stream) return;
   std::vector<FrameStream::Written> written;
   auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
@@ -255,10 +258,20 @@ void Connections::write_waiting_bulk(std::size_t count) {
 /// up -> dialling, if a buffer waits that is worth another bulk connection. Under mutex_.
 bool Connections::begin_another_bulk_dial() {
   if (unsent_.buffers.empty() || !bulk_.wants_another(unsent_.buffers.front().second.buffer.bytes)) return false;
-  auto& state = slot(ConnectionRole::bulk_out).state;
-  if (state != State::up) return false;
-  state = State::dialling;
-  return bulk_.attempt_due = true;
+  return begin_another(ConnectionRole::bulk_out);
+}
+
+/// Dials a bulk connection on which this side sends, or has the peer dial it.
+void Connections::get_bulk() {
+  Stream asked;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!dialled_) asked = calls_;
+  }
+  if (!asked) return link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
+  wire::Header header;
+  header.kind = wire::Kind::want_bulk;
+  transmit(asked, wire::assemble(header, {}, {}, {}), {}, true);
 }
 
 bool Connections::transmit(const Stream& stream, Bytes frame, std::vector<FrameStream::Part> trailing, bool flush,
@@ -314,7 +327,7 @@ Connections::NextBuffer Connections::go_on_writing(const Stream& stream, std::ve
       return NextBuffer::none;
     }
   }
-  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
+  if (begin) get_bulk();
   std::vector<FrameStream::Part> parts;
   parts.push_back(std::move(next->second));
   const bool done = stream->send(std::move(next->first), std::move(parts), {}, true, apart);
@@ -324,9 +337,7 @@ Connections::NextBuffer Connections::go_on_writing(const Stream& stream, std::ve
 void Connections::say_goodbye() {
   wire::Header goodbye;
   goodbye.kind = wire::Kind::goodbye;
-  for (const auto role : {ConnectionRole::calls_out, ConnectionRole::calls_in}) {
-    if (const auto to = stream(role)) to->send(wire::assemble(goodbye, {}, {}, {}), {}, {}, true);
-  }
+  if (const auto to = calls()) to->send(wire::assemble(goodbye, {}, {}, {}), {}, {}, true);
 }
 
 // ---- Bulk data that arrives
@@ -369,36 +380,47 @@ void Connections::resume_bulk() {
 
 // ---- Making connections
 
-Connections::Stream Connections::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello,
-                                        const std::shared_ptr<Session>& session, std::optional<uid_t> user) {
-  const auto role = role_of(hello.purpose, dialled);
+Connections::Stream Connections::attach(Connected& connection, const std::shared_ptr<Session>& session,
+                                        std::optional<uid_t> user) {
+  const auto& hello = connection.hello;
+  const auto role = role_of(hello.purpose, connection.dialled);
   std::shared_ptr<Session> earlier;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
-  if (closed() || !other_.is_of(hello, dialled, user)) return nullptr;
+  if (closed() || !other_.is_of(hello, user)) return nullptr;
   auto& slot = this->slot(role);
-  const bool full =
-      is_bulk(role) ? (is_out(role) ? bulk_.out : bulk_.in).size() >= BulkStreams::most : slot.state == State::up;
-  if (full || slot.state == State::attaching) return nullptr;
-  auto stream =
-      std::make_shared<FrameStream>(std::move(port), is_bulk(role) ? FrameStream::Use::bulk : FrameStream::Use::calls);
-  slot.state = is_out(role) ? State::attaching : State::up;
-  slot.dialled = dialled;
-  if (role == ConnectionRole::calls_in) slot.stream = stream;
+  if (slot.state == State::attaching) return nullptr;
+  if (is_bulk(role)) {
+    if (bulk(role).size() >= BulkStreams::most || !calls_) return nullptr;
+    if (!connection.dialled && hello.connection != number()) return nullptr;
+  } else {
+    if (calls_) return nullptr;
+    const auto given = connection.go != 0 ? connection.go : link_.engine().peers.next_connection();
+    const bool own = hello.incarnation == link_.engine().identity.self.incarnation;  // the other end is noted
+    if (!(own && !connection.dialled) && !session->use_connection(given)) return nullptr;
+    number_.store(given, std::memory_order_release);
+  }
+  auto stream = std::make_shared<FrameStream>(std::move(connection.port),
+                                              is_bulk(role) ? FrameStream::Use::bulk : FrameStream::Use::calls);
+  if (connection.go == 0) {
+    wire::Header go;
+    go.kind = wire::Kind::go;
+    go.connection = number();
+    stream->queue(wire::assemble(go, {}, {}, {}), {});  // before the others see the stream
+  }
+  slot = {role == ConnectionRole::bulk_in ? State::up : State::attaching};
   if (role == ConnectionRole::bulk_in) bulk_.in.push_back(stream);
-  earlier = other_.meet(hello, dialled, session, user);
+  if (role == ConnectionRole::calls) {
+    calls_ = stream;
+    dialled_ = connection.dialled;
+  }
+  earlier = other_.meet(hello, session, user);
   changed_state();
   return stream;
 }
 
-Status Connections::on_link(std::uint64_t number) {
-  const std::lock_guard lock(mutex_);
-  if (other_.pair(number)) return {};
-  return {Code::connection_lost, "its connections are of two links: it has given one of them up"};
-}
-
 void Connections::send_waiting(ConnectionRole role, const Stream& stream, const wire::Hello& hello) {
   std::vector<std::shared_ptr<Call::State>> sent;
-  while (role == ConnectionRole::calls_out) {
+  while (role == ConnectionRole::calls) {
     std::deque<UnsentCall> calls;
     std::deque<std::pair<Bytes, Descriptors>> controls;
     {
@@ -407,7 +429,6 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
       calls.swap(unsent_.calls);
       if (calls.empty() && controls.empty()) {
         slot(role).state = State::up;
-        slot(role).stream = stream;
         changed_state();
         break;
       }
@@ -418,7 +439,7 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
       sent.push_back(call);
     }
   }
-  // Who gave one of them up before the slot had the stream could not tell the callee.
+  // Who gave one of them up before the connection was up could not tell the callee.
   for (const auto& call : sent) link_.calls().tell_if_given_up(stream, *call);
   if (role != ConnectionRole::bulk_out) return;
   if (stream->local()) {
@@ -438,15 +459,12 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
 
 std::optional<Connections::Remains> Connections::end(const Status& why, bool unless_awaited) {
   const std::lock_guard lock(mutex_);
-  const bool called = slot(ConnectionRole::calls_in).stream != nullptr;
-  if (closed_.load() || (unless_awaited && (called || !unsent_.calls.empty()))) return std::nullopt;
+  if (closed_.load() || (unless_awaited && (calls_ || !unsent_.calls.empty()))) return std::nullopt;
   status_ = why;
   closed_.store(true, std::memory_order_release);
   changed_state();
   Remains remains;
-  for (const auto& each : slots_) {
-    if (each.stream) remains.streams.push_back(each.stream);
-  }
+  if (calls_) remains.streams.push_back(calls_);
   remains.streams.insert(remains.streams.end(), bulk_.out.begin(), bulk_.out.end());
   remains.streams.insert(remains.streams.end(), bulk_.in.begin(), bulk_.in.end());
   bulk_.held.clear();
@@ -467,8 +485,6 @@ Status Connections::keep_alive(Clock::time_point now) {
   const auto verdict = liveness_.look(now, moved, interval);
   const auto session = this->session();
   if (verdict == Liveness::Verdict::heard) session->heard();
-  // The peer may ask to be dialled on the stream of its replies, while no thread waits for a reply.
-  if (!stream(ConnectionRole::calls_in)) link_.calls().reader().expect_frames();
   if (verdict == Liveness::Verdict::dead) {
     const auto silence = std::chrono::duration_cast<Milliseconds>(now - session->last_heard());
     return {Code::connection_lost, "it sent nothing for " + std::to_string(silence.count()) + " ms"};
@@ -476,8 +492,7 @@ Status Connections::keep_alive(Clock::time_point now) {
   if (verdict == Liveness::Verdict::ask) {
     wire::Header ping;
     ping.kind = wire::Kind::ping;
-    if (const auto out = stream(ConnectionRole::calls_out)) transmit(out, wire::assemble(ping, {}, {}, {}), {}, true);
-    link_.calls().expect_replies();
+    if (const auto out = calls()) transmit(out, wire::assemble(ping, {}, {}, {}), {}, true);
   }
   return {};
 }

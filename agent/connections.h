@@ -1,10 +1,13 @@
-/// The connections of a link: which of the four there are, what waits for one that is not up yet, and whether the peer
-/// gives signs of life on them.
+/// The connections of a link: one for the calls of both directions, and those for bulk data. What waits for one that is
+/// not up yet, and whether the peer gives signs of life on them.
 ///
 /// States of one connection, drawn in docs/architecture.md: *absent*, *dialling* (the reactor of this side tries to
-/// make it), *attaching* (it has been made, and what waited for it is being sent), *up*. No connection goes back from
-/// up: when one ends, the link ends with all of them, and the session's next link starts from absent. A connection that
-/// cannot be dialled ends nothing: the peer is asked to dial it.
+/// make it, or the peer was asked to), *attaching* (it has been made, and what waited for it is being sent), *up*. No
+/// connection goes back from up: when one ends, the link ends with all of them, and the session's next link starts from
+/// absent.
+///
+/// Either side may dial the connection for calls; Peers::admit decides which one is taken. The side that dialled it
+/// dials the link's bulk connections too, because it can reach the other one.
 ///
 /// Threads: any, unless a function says otherwise. Completions run under no lock of the link's.
 #pragma once
@@ -34,32 +37,40 @@
 namespace tensorferry {
 
 /// What a connection is for, seen from this side.
-enum class ConnectionRole : std::uint8_t { calls_out, calls_in, bulk_out, bulk_in };
-constexpr bool is_bulk(ConnectionRole role) {
-  return role == ConnectionRole::bulk_out || role == ConnectionRole::bulk_in;
-}
-/// Returns whether this side sends requests, or bulk data, on the connection.
-constexpr bool is_out(ConnectionRole role) {
-  return role == ConnectionRole::calls_out || role == ConnectionRole::bulk_out;
-}
+enum class ConnectionRole : std::uint8_t { calls, bulk_out, bulk_in };
+constexpr bool is_bulk(ConnectionRole role) { return role != ConnectionRole::calls; }
 /// Returns the role of a connection with this purpose in the dialler's hello. `dialled`: this side is the dialler.
 ConnectionRole role_of(wire::Hello::Purpose purpose, bool dialled);
 /// Returns the role of the connection that this side would dial for this purpose.
 inline ConnectionRole dialled_role(wire::Hello::Purpose purpose) { return role_of(purpose, true); }
 
+/// A connection that has completed the handshake.
+struct Connected {
+  std::unique_ptr<StreamPort> port;
+  wire::Hello hello;  // the peer's; its purpose is the connection's
+  bool dialled = false;
+  std::uint64_t go = 0;  // the number in the peer's `go` frame; 0: this side decides, and sends one
+};
+/// Returns whether this side decides on a connection, and says `go`. About one for calls: the side with the lower
+/// incarnation, and the dialler of an agent that calls itself. About one for bulk data: its acceptor.
+inline bool decides(const PeerInfo& self, std::uint64_t peers_incarnation, wire::Hello::Purpose purpose, bool dialled) {
+  if (purpose != wire::Hello::Purpose::calls) return !dialled;
+  return dialled ? self.incarnation <= peers_incarnation : self.incarnation < peers_incarnation;
+}
+
 class Connections final {
  public:
   using Stream = std::shared_ptr<FrameStream>;
 
-  /// Belongs to `link`, which outlives it. `number`: the link's.
-  Connections(Link& link, PeerInfo peer, std::uint64_t number, std::shared_ptr<Session> session);
+  /// Belongs to `link`, which outlives it.
+  Connections(Link& link, PeerInfo peer, std::shared_ptr<Session> session);
 
   // --- who is at the other end ---------------------------------------------------------------------------------------
-  /// See OtherEnd. The peer tells its number of the link when it dials, and when it has taken a connection for calls.
+  /// See OtherEnd.
   [[nodiscard]] const PeerInfo& peer() const noexcept { return other_.peer(); }  // incarnation 0 until connected
   [[nodiscard]] std::uint64_t incarnation() const noexcept { return other_.incarnation(); }
-  [[nodiscard]] std::uint64_t number() const noexcept { return other_.number(); }
-  [[nodiscard]] std::uint64_t other_number() const noexcept { return other_.other_number(); }
+  /// Returns the number of the connection for calls; see wire::Hello::connection. 0: there is none yet.
+  [[nodiscard]] std::uint64_t number() const noexcept { return number_.load(std::memory_order_acquire); }
   [[nodiscard]] std::optional<uid_t> user() const;
   [[nodiscard]] bool may_be_of(std::optional<uid_t> user) const;
   /// Returns the session; null if no incarnation of the peer is known yet.
@@ -72,18 +83,19 @@ class Connections final {
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
   /// Returns Ok, or why the link has ended.
   [[nodiscard]] Status status() const;
-  /// Returns the stream of a connection for calls if it is up, else null.
-  [[nodiscard]] Stream stream(ConnectionRole role) const;
+  /// Returns the stream of the connection for calls; null until it has been made. Until it is up, requests and control
+  /// frames go by way of the functions below.
+  [[nodiscard]] Stream calls() const;
+  /// Returns that stream if the connection is up, else null.
+  [[nodiscard]] Stream calls_if_up() const;
   /// Returns whether this is a bulk connection on which the peer sends.
   [[nodiscard]] bool reads_bulk(const FrameStream& stream) const;
   /// Returns how many bulk connections there are on which the peer sends.
   [[nodiscard]] std::size_t bulk_connections_in() const;
-  /// Returns the stream of the peer's requests if this side has not dialled one of its own, else null.
-  [[nodiscard]] Stream only_incoming() const;
-  /// Returns the streams that are up.
+  /// Returns all streams.
   [[nodiscard]] std::vector<Stream> streams() const;
-  /// Returns whether a connection for calls, in either direction, is up.
-  [[nodiscard]] bool connected() const;
+  /// Returns whether the connection for calls has been made.
+  [[nodiscard]] bool connected() const { return calls() != nullptr; }
   /// Returns whether the peer is connected by unix socket, so that descriptors can travel.
   [[nodiscard]] bool local() const;
   /// Returns the number of calls that wait for a connection, and whether it is being dialled.
@@ -92,15 +104,14 @@ class Connections final {
   // --- sending -------------------------------------------------------------------------------------------------------
   /// Sends the request of a call that is in OutgoingCalls: now, or when the connection is up; dials if needed.
   void send_call(const std::shared_ptr<Call::State>& call, Message message);
-  /// Sends a control or release frame on the calls connection of this side. The peer reads that stream at all times,
-  /// but the stream of its own calls only while it waits for a reply. Dials if needed. The two halves of it:
+  /// Sends a control or release frame on the connection for calls; dials it if needed. The two halves of it:
   /// queue_control() only queues the frame, and write_controls() writes what is queued. Neither runs a completion on
   /// this thread, because channels send messages while they hold locks.
   void send_control(Bytes frame, Descriptors descriptors);
   void queue_control(Bytes frame, Descriptors descriptors);
   void write_controls();
-  /// Sends a bulk frame and its buffer on a bulk connection of this side's; dials one if there is none, and another one
-  /// if all are busy.
+  /// Sends a bulk frame and its buffer on a bulk connection of this side's. If there is none, dials one or has the peer
+  /// dial it; if all are busy, another one.
   void send_bulk(Bytes frame, FrameStream::Part part);
   /// While this object exists, bulk data that its thread sends on these connections waits: the frame that announces it
   /// goes first, unless another thread is still writing an earlier buffer and takes this one too. The receiver then
@@ -131,7 +142,7 @@ class Connections final {
   /// writes the reactor waits until the socket has room. On a bulk connection, which the caller has taken, the threads
   /// then write the buffers that wait.
   void finish_writes(const Stream& stream);
-  /// Sends goodbye on the calls connections.
+  /// Sends goodbye on the connection for calls.
   void say_goodbye();
 
   // --- receiving bulk data -------------------------------------------------------------------------------------------
@@ -142,35 +153,28 @@ class Connections final {
   /// Continues to read the peer's bulk connections: a destination for bulk bytes has been registered.
   void resume_bulk();
 
-  // --- making connections (Engine::dial, the acceptor)
-  // -----------------------------------------------------------------
-  /// Takes a connection after its handshake and hello: absent or dialling -> attaching, and for one on which the peer
-  /// sends, -> up. `user`: at its other end, as the kernel tells. Null: refused, because the link has ended, has such a
-  /// connection already, or belongs to another incarnation or user; `port` is then left as it was.
-  Stream attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello,
-                const std::shared_ptr<Session>& session, std::optional<uid_t> user);
-  /// Learns which link of the peer took the connection that this side dialled. ConnectionLost: it is not the link that
-  /// has dialled this one. Then the peer has given one of the two up.
-  Status on_link(std::uint64_t number);
+  // --- making connections (Engine::dial, Peers::admit) ---------------------------------------------------------------
+  /// Takes a connection: absent or dialling -> attaching, and for one on which the peer alone sends, -> up. Queues the
+  /// `go` frame if this side decides. `user`: at its other end, as the kernel tells. Null: refused, because the link
+  /// has ended, has such a connection already, or belongs to another incarnation or user, or because the connection is
+  /// of an earlier link; `connection` is then left as it was.
+  Stream attach(Connected& connection, const std::shared_ptr<Session>& session, std::optional<uid_t> user);
   /// Sends everything that waited for the connection: attaching -> up. New messages queue behind until then.
   void send_waiting(ConnectionRole role, const Stream& stream, const wire::Hello& hello);
-  /// Begins to dial the calls connection of this side, if it is absent.
+  /// Begins to dial the connection for calls, if it is absent.
   void dial();
   /// Asks before each attempt to dial. False: the attempt is not needed any more, because there is such a connection,
-  /// or because the peer has dialled and nothing waits for this connection: dialling -> absent. Then the next message
-  /// dials again.
+  /// or because nothing waits for this one: dialling -> absent. Then the next message dials again.
   bool keep_dialling(wire::Hello::Purpose purpose);
-  /// Asks the peer to dial the connection that this side cannot dial. False: no connection can carry the question.
-  bool ask_to_dial(wire::Hello::Purpose purpose);
-  /// Handles the peer's question to dial: absent -> dialling.
-  Status on_dial(ByteView payload);
-  /// The attempt to answer that question has ended: dialling -> absent, unless it succeeded.
-  void dialled_back(wire::Hello::Purpose purpose);
-  /// Returns whether the peer has dialled the connection of its calls, so that it has no reason to dial it again.
-  [[nodiscard]] bool peer_has_dialled() const;
-  /// Returns whether there is no bulk connection yet, and it is being dialled. False: the peer has dialled one at this
-  /// moment.
-  [[nodiscard]] bool awaits_bulk() const;
+  /// Returns what this side says in its hello as Hello::connection, when it dials for this purpose; nullopt: there is a
+  /// connection for calls by now, so none is dialled. A number that was read later would tell the peer that this side
+  /// has lost the connection.
+  [[nodiscard]] std::optional<std::uint64_t> number_for_hello(wire::Hello::Purpose purpose) const;
+  /// Handles the peer's wish for a bulk connection on which it sends, and dials it. ProtocolError: the peer has dialled
+  /// the connection for calls, so it dials the others too.
+  Status on_want_bulk();
+  /// Returns whether there is no connection for this purpose yet, and it is being dialled.
+  [[nodiscard]] bool awaits(wire::Hello::Purpose purpose) const;
   /// Fails the calls that wait for the connection, except those that may wait longer: all if `may_answer` (the peer may
   /// answer the next attempt), else those with `wait_for_ready`.
   void fail_impatient(const Status& why, bool may_answer);
@@ -191,8 +195,7 @@ class Connections final {
   /// passed: DeadlineExceeded.
   Status connect(Clock::time_point until, const std::function<bool()>& settled);
 
-  // --- the end
-  // ---------------------------------------------------------------------------------------------------------
+  // --- the end -------------------------------------------------------------------------------------------------------
   /// What a link had when it ended.
   struct Remains {
     std::vector<Stream> streams;
@@ -200,7 +203,7 @@ class Connections final {
     std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
   };
   /// Marks the link as ended, and hands out what it had. Nullopt: it has ended before, or `unless_awaited` and calls
-  /// wait for a connection, or the peer has dialled one.
+  /// wait for a connection, or there is one.
   std::optional<Remains> end(const Status& why, bool unless_awaited);
   /// Runs on the reactor thread at least once a second. Sends heartbeats to a peer on another host. Returns why the
   /// link must be closed, or Ok: three intervals were silent.
@@ -210,14 +213,16 @@ class Connections final {
   enum class State : std::uint8_t { absent, dialling, attaching, up };
   struct Slot {
     State state = State::absent;
-    Stream stream;         // null unless it is up; the streams for bulk data are in bulk_
-    bool dialled = false;  // by this side
+    bool once = false;  // dialling: there is such a connection, so another one is tried once, and that is due
   };
   [[nodiscard]] Slot& slot(ConnectionRole role) { return slots_[static_cast<std::size_t>(role)]; }
   [[nodiscard]] const Slot& slot(ConnectionRole role) const { return slots_[static_cast<std::size_t>(role)]; }
+  [[nodiscard]] const std::vector<Stream>& bulk(ConnectionRole role) const;
   bool begin_dialling(ConnectionRole role);
+  bool begin_another(ConnectionRole role);
   void send_within_bound(const Stream& stream, const std::shared_ptr<Call::State>& call, Message message);
   bool begin_another_bulk_dial();
+  void get_bulk();
   enum class NextBuffer : std::uint8_t { none, written, unfinished };
   NextBuffer go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart);
   void write_waiting_bulk(std::size_t count);
@@ -230,9 +235,12 @@ class Connections final {
   Link& link_;
   OtherEnd other_;
   std::atomic<bool> closed_{false};
+  std::atomic<std::uint64_t> number_{0};
 
   mutable Mutex mutex_;  // guards the members down to writing_, and the changes of those above
-  std::array<Slot, 4> slots_;
+  std::array<Slot, 3> slots_;
+  Stream calls_;          // null until it has been made
+  bool dialled_ = false;  // by this side
   BulkStreams bulk_;
   UnsentMessages unsent_;
   int connecting_ = 0;  // threads in connect()
@@ -240,7 +248,7 @@ class Connections final {
   struct Changes {
     std::uint64_t count = 0;
     Condition changed;
-    std::array<std::function<void()>, 4> wakes;  // of the dialling of each role
+    std::array<std::function<void()>, 3> wakes;  // of the dialling of each role
   } changes_;
   std::string dial_progress_;
   Status status_;

@@ -16,7 +16,7 @@ using Purpose = wire::Hello::Purpose;
 void Connections::dial() {
   {
     const std::lock_guard lock(mutex_);
-    if (closed() || !begin_dialling(ConnectionRole::calls_out)) return;
+    if (closed() || !begin_dialling(ConnectionRole::calls)) return;
   }
   link_.engine().dial(link_.shared_from_this(), Purpose::calls);
 }
@@ -24,65 +24,48 @@ void Connections::dial() {
 bool Connections::keep_dialling(Purpose purpose) {
   const auto role = dialled_role(purpose);
   std::deque<UnsentCall> ended;  // their calls have ended meanwhile, by their deadlines for example
-  bool wanted = false;
+  bool wanted = true;
   {
     const std::lock_guard lock(mutex_);
-    auto& state = slot(role).state;
-    if (closed() || state != State::dialling) return false;
-    if (is_bulk(role) && !bulk_.out.empty()) {  // one more: tried once
-      if (std::exchange(bulk_.attempt_due, false)) return true;
-      bulk_.allow_no_more();
-      state = State::up;
+    auto& slot = this->slot(role);
+    if (closed() || slot.state != State::dialling) return false;
+    if (is_bulk(role) && !bulk(role).empty()) {  // one more: tried once
+      if (std::exchange(slot.once, false)) return true;
+      if (role == ConnectionRole::bulk_out) bulk_.allow_no_more();
+      slot.state = State::up;
       return false;
     }
     ended = unsent_.take_calls_if([&](const Call::State& call) { return !link_.calls().contains(call); });
-    const bool called = slot(ConnectionRole::calls_in).stream != nullptr;
-    wanted = is_bulk(role) ? !unsent_.buffers.empty()
-                           : !called || !unsent_.calls.empty() || !unsent_.controls.empty() || connecting_ != 0;
-    if (!wanted) state = State::absent;
+    // The connection for calls is wanted for itself, and a peer that has asked for one of bulk data waits for it.
+    wanted = role != ConnectionRole::bulk_out || !unsent_.buffers.empty();
+    if (!wanted) slot.state = State::absent;
   }
   for (const auto& unsent : ended) link_.calls().drop(unsent, {Code::cancelled, "the call has ended"});
   return wanted;
 }
 
-bool Connections::ask_to_dial(Purpose purpose) {
-  auto by = stream(ConnectionRole::calls_out);
-  if (!by) by = stream(ConnectionRole::calls_in);  // which the peer reads from time to time
-  if (!by) return false;
-  const Bytes wanted{static_cast<std::byte>(purpose)};
-  wire::Header header;
-  header.kind = wire::Kind::dial;
-  transmit(by, wire::assemble(header, {}, {}, wanted), {}, true);
-  return true;
+std::optional<std::uint64_t> Connections::number_for_hello(Purpose purpose) const {
+  const std::lock_guard lock(mutex_);
+  if (purpose != Purpose::calls) return number();
+  if (calls_) return std::nullopt;
+  return other_.session() ? other_.session()->connection() : 0;
 }
 
-Status Connections::on_dial(ByteView payload) {
-  const auto wanted = decode<wire::DialRequest>(payload);
-  if (!wanted) return {Code::protocol_error, "a malformed dial frame"};
-  const auto purpose = wanted->purpose == Purpose::bulk ? Purpose::bulk_back : Purpose::calls_back;
+Status Connections::on_want_bulk() {
   {
     const std::lock_guard lock(mutex_);
-    if (!begin_dialling(dialled_role(purpose))) return {};
+    if (!dialled_) return {Code::protocol_error, "a peer that dials its bulk connections wants one from this side"};
+    const bool another = bulk_.in.size() < BulkStreams::most && begin_another(ConnectionRole::bulk_in);
+    if (!another && !begin_dialling(ConnectionRole::bulk_in)) return {};
   }
-  link_.engine().dial_back(link_.shared_from_this(), purpose);
+  link_.engine().dial(link_.shared_from_this(), Purpose::bulk_back);
   return {};
 }
 
-void Connections::dialled_back(Purpose purpose) {
+bool Connections::awaits(Purpose purpose) const {
+  const auto role = dialled_role(purpose);
   const std::lock_guard lock(mutex_);
-  auto& state = slot(dialled_role(purpose)).state;
-  if (state == State::dialling) state = State::absent;
-}
-
-bool Connections::peer_has_dialled() const {
-  const std::lock_guard lock(mutex_);
-  const auto& calls_in = slot(ConnectionRole::calls_in);
-  return calls_in.stream && !calls_in.dialled;
-}
-
-bool Connections::awaits_bulk() const {
-  const std::lock_guard lock(mutex_);
-  return slot(ConnectionRole::bulk_out).state == State::dialling && bulk_.out.empty();
+  return slot(role).state == State::dialling && (is_bulk(role) ? bulk(role).empty() : !calls_);
 }
 
 void Connections::fail_impatient(const Status& why, bool may_answer) {
@@ -122,7 +105,7 @@ Status Connections::connect(Clock::time_point until, const std::function<bool()>
   {
     const std::lock_guard lock(mutex_);
     ++connecting_;
-    begin = !closed() && begin_dialling(ConnectionRole::calls_out);
+    begin = !closed() && begin_dialling(ConnectionRole::calls);
   }
   if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
   const auto& clock = link_.engine().clock;
@@ -130,13 +113,13 @@ Status Connections::connect(Clock::time_point until, const std::function<bool()>
   for (;;) {
     const auto seen = changes_.count;
     lock.unlock();
-    const bool over = closed() || (stream(ConnectionRole::calls_out) && settled()) || clock.now() >= until;
+    const bool over = closed() || (calls_if_up() && settled()) || clock.now() >= until;
     lock.lock();
     if (over) break;
     clock.wait_until(changes_.changed, lock, until, [&] { return changes_.count != seen; });
   }
   --connecting_;
-  if (!closed() && !slot(ConnectionRole::calls_out).stream)
+  if (!closed() && slot(ConnectionRole::calls).state != State::up)
     return {Code::deadline_exceeded,
             "no link to \"" + peer().name + "\" yet" + (dial_progress_.empty() ? "" : ": " + dial_progress_)};
   return status_;

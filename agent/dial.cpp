@@ -22,7 +22,6 @@ namespace asio = boost::asio;
 using Purpose = wire::Hello::Purpose;
 
 constexpr std::chrono::seconds longest_bulk_dial{30};
-constexpr Milliseconds head_start{200};
 constexpr Milliseconds first_pause{20}, longest_pause{1000};  // between attempts
 
 /// Runs `work` on a thread of the pool, and resumes the coroutine on the reactor with its result. Nullopt: the pool has
@@ -59,7 +58,7 @@ Bytes hello_frame(const wire::Hello& hello) {
   return wire::assemble(header, {}, {}, encode(hello));
 }
 
-/// Reaches the agent, and sends this agent's hello for `link`.
+/// Reaches the agent, sends this agent's hello for `link`, and reads `go` if the peer decides on the connection.
 asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record record, std::shared_ptr<Link> link,
                                        Purpose purpose, Milliseconds patience) {
   std::string addresses;
@@ -71,8 +70,15 @@ asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record re
   if (!reached.connected) co_return reached;
   HandshakeIo io(engine->reactor->context(), engine->clock, std::move(reached.connected->port));
   io.set_deadline(deadline);
-  const auto frame = hello_frame(engine->hello(purpose, link.get(), incarnation));
+  const auto last = link->connections().number_for_hello(purpose);
+  if (!last) co_return DialResult{Status(Code::cancelled, "another connection carries the calls"), true};
+  const auto frame = hello_frame(engine->hello(purpose, *last, incarnation));
   if (const auto status = co_await io.write_all(frame); !status) co_return DialResult{refused_for_now(status), true};
+  if (!decides(engine->identity.self, incarnation, purpose, true)) {
+    const auto go = co_await read_go(io);
+    if (!go.ok()) co_return DialResult{refused_for_now(go.status()), true};
+    reached.connected->go = *go;
+  }
   reached.connected->port = io.take_port();
   reached.connected->hello.purpose = purpose;
   co_return reached;
@@ -80,17 +86,14 @@ asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record re
 
 /// Gives the connection to the link, which sends what waited for it; or notes why there is none. On the pool.
 Status attach(Engine& engine, Link& link, Result<Connected> connected) {
-  // Not whether the link takes the connection: if it has ended meanwhile, the next one must not think the peer hard to
-  // dial, and ask it to dial at the same time.
-  if (const auto session = link.session()) session->note_dial(connected.ok());
+  if (connected.status().code() == Code::cancelled) return connected.status();
   if (!connected) {
     ++engine.counters.dials_failed;
     link.note("not reached: " + std::string(connected.status().what()));
     link.connections().note_dial(std::string(connected.status().what()));
     return connected.status();
   }
-  if (link.attach(connected->port, true, connected->hello)) return {};
-  return {Code::connection_lost, "the link refused the connection"};
+  return engine.peers.admit(std::move(*connected));
 }
 
 /// Looks the peer of a session up again, and keeps its addresses. Returns why the peer is dead; Ok: the store does not
@@ -128,8 +131,9 @@ class Dial final {
   /// The attempt has ended.
   Next conclude(DialResult result) {
     const auto why = attach(*engine_, *link_, std::move(result.connected));
-    if (why.ok() && !session_) link_->session()->set_record(*record_);
-    if (why.ok()) return Next::over;
+    const auto met = why.ok() && !session_ ? link_->session() : nullptr;
+    if (met) met->set_record(*record_);
+    if (why.ok() || (purpose_ == Purpose::calls && link_->connections().connected())) return Next::over;
     if (session_) return missed_known();
     missed_ = why;
     may_answer_ = result.may_answer;
@@ -189,19 +193,15 @@ class Dial final {
   /// Dials the peer of a session.
   Next prepare_known() {
     if (!session_->record()) (void)look_up(*engine_, *session_);
-    // Another connection can carry the request to be dialled, so this side does not wait long for its own attempt.
-    alone_ = !link_->connections().connected();
-    // If this side could not dial the peer before, the peer dials in the meantime.
-    if (!alone_ && session_->is_hard_to_dial()) (void)link_->connections().ask_to_dial(purpose_);
     record_ = session_->record();
     if (!record_) return missed_known();
-    patience_ = alone_ ? next_patience(true) : Milliseconds(2000);
+    patience_ = next_patience(true);
     return Next::attempt;
   }
 
   Next missed_known() {
     if (engine_->leaving) return Next::over;
-    if (!alone_ && link_->connections().ask_to_dial(purpose_)) return again();
+    if (purpose_ != Purpose::calls) return again();  // the connection for calls tells if the peer is dead
     const auto found = look_up(*engine_, *session_);
     if (!found) return again();
     dead_ = *found;
@@ -211,10 +211,10 @@ class Dial final {
 
   /// Tries again after a pause, unless bulk data has waited for too long.
   Next again() {
-    if (purpose_ != Purpose::bulk || engine_->clock.now() - since_ <= longest_bulk_dial) return Next::pause;
-    // The peer waits for bytes that cannot come, so their calls could not end otherwise.
-    if (link_->connections().awaits_bulk()) {
-      link_->close({Code::connection_lost, formatted("neither agent could dial the bulk connection to \"{}\" in {} s",
+    if (purpose_ == Purpose::calls || engine_->clock.now() - since_ <= longest_bulk_dial) return Next::pause;
+    // The receiver waits for bytes that cannot come, so their calls could not end otherwise.
+    if (link_->connections().awaits(purpose_)) {
+      link_->close({Code::connection_lost, formatted("the bulk connection to \"{}\" could not be dialled in {} s",
                                                      link_->peer().name, longest_bulk_dial.count())});
     }
     return Next::over;
@@ -234,9 +234,8 @@ class Dial final {
   std::shared_ptr<Session> session_;
   std::optional<Record> record_;
   Milliseconds patience_{0};
-  bool alone_ = false;  // the link has no connection
-  Status dead_;         // why the store says that the peer is dead
-  Status missed_;       // why the attempt to dial a peer without a session has failed
+  Status dead_;    // why the store says that the peer is dead
+  Status missed_;  // why the attempt to dial a peer without a session has failed
   bool may_answer_ = false;
 };
 
@@ -260,15 +259,6 @@ class DialPause final {
   DialPause(const DialPause&) = delete;
   DialPause& operator=(const DialPause&) = delete;
 
-  /// If both agents of a session dialled its next link at once, each could take a connection of a link that the other
-  /// has just given up. So one of them goes first, and the other one dials when it has been dialled, or after a while.
-  asio::awaitable<void> give_head_start() {
-    const auto lost = link_.session();
-    if (!lost || engine_.identity.self.incarnation > lost->peer().incarnation) co_return;
-    const auto until = engine_.clock.now() + head_start;
-    while (!link_.connections().connected() && !link_.closed() && engine_.clock.now() < until)
-      co_await timer_->wait_until(until);
-  }
   /// Waits between attempts: 20 ms at first, twice as long each time, 1 s at most.
   asio::awaitable<void> back_off() {
     const auto until = engine_.clock.now() + next_;
@@ -293,7 +283,6 @@ asio::awaitable<void> dial_until_attached(std::shared_ptr<Engine> engine, std::s
   const auto dial = std::make_shared<Dial>(engine, link, purpose);
   const auto prepare = [dial] { return dial->prepare(); };
   DialPause pause(*engine, *link, purpose);
-  co_await pause.give_head_start();
   for (std::optional<Next> next(Next::pause); next != Next::over;) {
     next = co_await on_pool(*engine, prepare);
     if (next == Next::attempt) {
@@ -313,36 +302,11 @@ asio::awaitable<void> dial_until_attached(std::shared_ptr<Engine> engine, std::s
   }
 }
 
-asio::awaitable<void> dial_once(std::shared_ptr<Engine> engine, std::shared_ptr<Link> link, Purpose purpose) {
-  constexpr Milliseconds patience{10000};
-  const auto find = [engine, link]() -> std::optional<Record> {
-    const auto session = link->session();
-    if (session && !session->record()) (void)look_up(*engine, *session);
-    return session ? session->record() : std::nullopt;
-  };
-  const auto record = co_await on_pool(*engine, find);
-  std::shared_ptr<DialResult> result;
-  if (record && *record) {
-    auto reached = co_await dial_agent(engine, **record, link, purpose, patience);
-    result = std::make_shared<DialResult>(std::move(reached));
-  }
-  const auto conclude = [engine, link, result, purpose] {
-    const auto dialled = result ? attach(*engine, *link, std::move(result->connected)) : Status();
-    if (!dialled.ok()) log_warning("peer=" + link->peer().name + " asked to be dialled: " + dialled.text());
-    link->connections().dialled_back(purpose);
-    return true;
-  };
-  (void)co_await on_pool(*engine, conclude);
-}
-
-namespace {
-
-/// Starts a coroutine on the reactor. If there is no memory for it, the link ends. The last reference to a link may run
-/// the program's code, so a pool thread drops it.
-template <class Dialling>
-bool start(Engine& engine, const std::shared_ptr<Link>& link, Purpose purpose, Dialling dialling) {
-  return !engine.leaving && engine.reactor->post([engine = engine.shared_from_this(), link, purpose, dialling] {
-    asio::co_spawn(engine->reactor->context(), dialling(engine, link, purpose),
+void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
+  // If there is no memory for the coroutine, the link ends. The last reference to a link may run the program's code, so
+  // a pool thread drops it.
+  const bool begun = !leaving && reactor->post([engine = shared_from_this(), link, purpose] {
+    asio::co_spawn(engine->reactor->context(), dial_until_attached(engine, link, purpose),
                    [engine, held = link](const std::exception_ptr& failure) mutable {
                      const bool failed = failure != nullptr;
                      engine->pool->submit([link = std::move(held), failed] {
@@ -350,17 +314,7 @@ bool start(Engine& engine, const std::shared_ptr<Link>& link, Purpose purpose, D
                      });
                    });
   });
-}
-
-}  // namespace
-
-void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
-  if (start(*this, link, purpose, dial_until_attached)) return;
-  link->close({Code::agent_closed, "the agent \"" + identity.self.name + "\" was shut down"});
-}
-
-void Engine::dial_back(std::shared_ptr<Link> link, Purpose purpose) {
-  if (!start(*this, link, purpose, dial_once)) link->connections().dialled_back(purpose);
+  if (!begun) link->close({Code::agent_closed, "the agent \"" + identity.self.name + "\" was shut down"});
 }
 
 }  // namespace tensorferry

@@ -24,12 +24,9 @@ Status Engine::used_after_fork() const {
               "\" belongs to the parent of this forked process: start another agent here, under another name"};
 }
 
-wire::Hello Engine::hello(wire::Hello::Purpose purpose, const Link* link, std::uint64_t expected) const {
+wire::Hello Engine::hello(wire::Hello::Purpose purpose, std::uint64_t connection, std::uint64_t expected) const {
   wire::Hello hello;
-  if (link != nullptr) {
-    hello.link = link->connections().number();
-    hello.other_link = link->connections().other_number();
-  }
+  hello.connection = connection;
   hello.purpose = purpose;
   hello.name = identity.self.name;
   hello.rank = identity.self.rank;
@@ -37,7 +34,7 @@ wire::Hello Engine::hello(wire::Hello::Purpose purpose, const Link* link, std::u
   hello.expected = expected;
   hello.drivers = drivers.announced();
   hello.devices = options.devices;
-  hello.features = wire::feature::bundles | wire::feature::several_bulk | wire::feature::status | wire::feature::link;
+  hello.features = wire::feature::bundles | wire::feature::several_bulk | wire::feature::status;
   if (options.shared_memory && pool->doorbell().shareable()) hello.features |= wire::feature::ring;
   return hello;
 }

@@ -40,14 +40,12 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   explicit Engine(RawAgentOptions agent_options);
   ~Engine();
 
-  /// Opens a connection of `purpose` to the link's peer and attaches it, on a pool thread. Tries again, with backoff:
+  /// Opens a connection of `purpose` to the link's peer and gives it to the link (Peers::admit). Tries again, with
+  /// backoff:
   /// - while no incarnation of the peer is known: as long as calls wait for it (`wait_for_ready`); else an error closes
   ///   the link;
   /// - with a session: until the peer is dead, or the link does not need the connection any more.
-  /// If the link has another connection, also asks the peer to dial.
   void dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose);
-  /// Answers a `dial` frame: dials the peer once, for a connection on which the peer sends.
-  void dial_back(std::shared_ptr<Link> link, wire::Hello::Purpose purpose);
   /// Runs the handler of a request on the calling thread, or fails the reply if the request is cancelled or expired.
   /// If `function` is null, looks `name` up and asks the resolver first.
   void run_handler(std::shared_ptr<const RawFunction> function, const std::string& name,
@@ -59,8 +57,8 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   /// Returns the error for a forked child that uses the parent's agent.
   [[nodiscard]] Status used_after_fork() const;
 
-  /// Returns this agent's hello; as the dialler of `link`, or as an acceptor (null).
-  wire::Hello hello(wire::Hello::Purpose purpose, const Link* link, std::uint64_t expected) const;
+  /// Returns this agent's hello. `connection` and `expected`: see wire::Hello.
+  wire::Hello hello(wire::Hello::Purpose purpose, std::uint64_t connection, std::uint64_t expected) const;
   /// Makes tick() tick this link, from now until it has nothing under way.
   void activate(std::weak_ptr<Link> link);
   /// Runs on the reactor thread while something is under way. Ticks the active links alone.

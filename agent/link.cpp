@@ -38,9 +38,13 @@ class ReadableConnection final : public Readable {
   const ConnectionRole role_;
 };
 
-/// The bytes of replies that may wait for a socket of the peer. While there are more, its requests are not read.
-constexpr std::size_t most_unread_replies = std::size_t{64} << 20;
 constexpr std::size_t resume_after = std::size_t{1} << 20;
+
+/// Returns whether a peer that makes no calls sends such frames, beside those of a new link.
+constexpr bool is_answer(wire::Kind kind) {
+  using wire::Kind;
+  return kind == Kind::reply || kind == Kind::release || kind == Kind::status || kind == Kind::pong;
+}
 
 /// For the log: " rank=3"; "" of an agent without a rank.
 std::string shown_rank(int rank) { return rank < 0 ? "" : formatted(" rank={}", rank); }
@@ -61,7 +65,8 @@ Status no_link_to(std::string_view peer) {
 
 Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session)
     : engine_(std::move(engine)),
-      connections_(*this, std::move(peer), engine_->peers.next_link_number(), std::move(session)),
+      connections_(*this, std::move(peer), std::move(session)),
+      reader_(*this),
       channels_(*this),
       calls_(*this),
       credits_(engine_->options.max_bytes_in_flight, engine_->clock),
@@ -99,21 +104,22 @@ bool Link::run(UniqueFunction<void()> job, bool with_executor) {
   return engine_->pool->submit(std::move(job), with_executor);
 }
 
-bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello) {
-  const bool local = port->local();
-  const auto user = user_at_the_other_end(*port);
+bool Link::attach(Connected& connection) {
+  const auto& hello = connection.hello;
+  const bool local = connection.port->local();
+  const auto user = user_at_the_other_end(*connection.port);
   const auto session = engine_->peers.session_of({peer().name, hello.rank, hello.incarnation});
-  const auto stream = connections_.attach(port, dialled, hello, session, user);
+  const auto stream = connections_.attach(connection, session, user);
   if (!stream) {
-    if (port && !connections_.may_be_of(user))
+    if (connection.port && !connections_.may_be_of(user))
       log_warning(formatted("peer={} refused a connection: {}, but its other connections are of {}", peer().name,
                             shown_user(user), shown_user(connections_.user())));
     return false;
   }
-  const auto role = role_of(hello.purpose, dialled);
+  const auto role = role_of(hello.purpose, connection.dialled);
   // Before it carries a call, whose error may quote the event.
-  note(formatted("connection for {} {} ({})", is_bulk(role) ? "bytes" : "calls", dialled ? "dialled" : "accepted",
-                 local ? "unix socket" : "tcp"));
+  note(formatted("connection for {} {} ({})", is_bulk(role) ? "bytes" : "calls",
+                 connection.dialled ? "dialled" : "accepted", local ? "unix socket" : "tcp"));
   if (local)
     engine_->peers.watch_process(session, unix_peer_process(stream->fd()), unix_peer_pid(stream->fd()));
   else
@@ -121,20 +127,17 @@ bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::H
   session->heard();
   channels_.meet(hello, user);
   calls_.meet(hello);
-  if (role == ConnectionRole::calls_in && !dialled && (hello.features & wire::feature::link) != 0) {
-    wire::Header header;
-    header.kind = wire::Kind::link;
-    header.link = connections_.number();
-    transmit(stream, wire::assemble(header, {}, {}, {}), {}, true);
-  }
+  if (!stream->write_some()) connections_.finish_writes(stream);  // the `go` frame
   auto& pool = *engine_->pool;
-  const auto watch = is_out(role) ? Pool::Watch::closing : is_bulk(role) ? Pool::Watch::blocking : Pool::Watch::always;
-  pool.add(stream->fd(), std::make_shared<ReadableConnection>(weak_from_this(), stream, role), watch);
+  auto readable = std::make_shared<ReadableConnection>(weak_from_this(), stream, role);
+  if (role == ConnectionRole::calls)
+    reader_.watch(stream, std::move(readable));
+  else
+    pool.add(stream->fd(), std::move(readable),
+             role == ConnectionRole::bulk_out ? Pool::Watch::closing : Pool::Watch::blocking);
+  if (role == ConnectionRole::calls) peer_maps_rings_ = (hello.features & wire::feature::ring) != 0;
   connections_.send_waiting(role, stream, hello);
-  if (role == ConnectionRole::calls_out) {
-    offer_ring(stream, hello);
-    if (dialled && (hello.features & wire::feature::link) != 0) calls_.reader().expect_frames();
-  }
+  if (role == ConnectionRole::calls && ring_wanted_) offer_ring(stream);
   if (closed()) {  // close() may have run without seeing this stream
     pool.remove(stream->fd());
     stream->close({Code::connection_lost, "the link has ended"});
@@ -147,10 +150,8 @@ bool Link::attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::H
 
 void Link::on_readable(ConnectionRole role, const std::shared_ptr<FrameStream>& stream) {
   switch (role) {
-    case ConnectionRole::calls_out:
-      return calls_.reader().on_readable(stream);
-    case ConnectionRole::calls_in:
-      return on_requests(stream);
+    case ConnectionRole::calls:
+      return reader_.on_readable(stream);
     case ConnectionRole::bulk_out:
       return on_bulk_out_readable(stream);
     case ConnectionRole::bulk_in:
@@ -174,10 +175,10 @@ void Link::close_after_peer(const Status& status) {
 constexpr Milliseconds longest_last_look(50);
 
 /// Takes the replies that the peer gave before it ended: the thread that notices the end may be ahead of the thread
-/// that reads the replies.
+/// that reads them.
 void Link::take_last_replies() {
   calls_.ring().take_all();  // first, because a slot may say that its reply comes by socket
-  const auto stream = outgoing();
+  const auto stream = connections_.calls();
   const auto until = std::chrono::steady_clock::now() + longest_last_look;
   while (stream && !stream->closed()) {
     if (stream->begin_read()) {
@@ -237,36 +238,7 @@ bool Link::unreachable(const Status& why, bool may_answer) {
 void Link::transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
                     bool flush, Descriptors descriptors) {
   if (connections_.transmit(stream, std::move(frame), std::move(trailing), flush, std::move(descriptors))) return;
-  const bool replies = stream == connections_.stream(ConnectionRole::calls_in);
-  if (replies && stream->unwritten() > most_unread_replies) hold_requests();
-}
-
-void Link::on_requests(const std::shared_ptr<FrameStream>& stream) {
-  // What the peer sent before it ended is read all the same.
-  if (requests_held_ && keep_held(*stream) && !stream->port().ended()) return;
-  if (!stream->begin_read()) {
-    // A thread reads, and something in a frame holds it up. The stream must not be reported again and again meanwhile.
-    // The thread that reads arms it again, because `requests_missed_` is set, and may do so at once: so the stream is
-    // disarmed first.
-    engine_->pool->disarm(stream->fd());
-    requests_missed_ = true;
-    if (!stream->begin_read()) return;
-  }
-  if (stream->read_some(*this) == FrameStream::Progress::closed) close_after_peer(stream->status());
-  stream->end_read();
-  if (requests_missed_.exchange(false)) arm_requests(*stream);
-}
-
-/// Disarms the stream of requests if they are still held; resume_requests() will arm it. Returns whether they are.
-bool Link::keep_held(const FrameStream& stream) {
-  const std::lock_guard lock(ring_mutex_);
-  if (requests_held_) engine_->pool->disarm(stream.fd());
-  return requests_held_;
-}
-
-void Link::arm_requests(const FrameStream& stream) {
-  const std::lock_guard lock(ring_mutex_);
-  if (!requests_held_) engine_->pool->arm(stream.fd());
+  if (stream->unwritten() > most_unread) hold_requests();
 }
 
 /// Edge-triggered. The peer sends nothing on this connection, so the only event is its end.
@@ -288,25 +260,22 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
   auto frame = wire::Frame::decode(header, body);
   if (!frame) return frame.status();
   if (!frame->releases.empty()) channels_.acknowledged(frame->releases);
-  const auto outgoing = connections_.stream(ConnectionRole::calls_out);
-  const auto incoming = connections_.stream(ConnectionRole::calls_in);
-  const bool from_caller = incoming.get() == &stream;
+  const auto calls = connections_.calls();
+  if (calls.get() != &stream) return Status(Code::protocol_error, "a frame of calls arrived on a bulk connection");
+  if (!is_answer(header.kind)) reader_.peer_spoke(engine_->clock.now());
   Status status;
   switch (header.kind) {
     case wire::Kind::request:
-      status = from_caller ? on_request(*frame, {incoming, header.call, 0, nullptr, {}})
-                           : Status(Code::protocol_error, "a request arrived on a connection for replies");
+      status = on_request(*frame, {calls, header.call, 0, nullptr, {}});
       break;
     case wire::Kind::reply:
-      status = !from_caller ? calls_.on_reply(&stream, *frame)
-                            : Status(Code::protocol_error, "a reply arrived on a connection for requests");
+      status = calls_.on_reply(&stream, *frame);
       break;
     case wire::Kind::cancel:
-      if (from_caller) incoming_calls_.cancel(header.call);
+      cancel_incoming(header.call);
       break;
     case wire::Kind::control:
-      status = from_caller ? channels_.on_control(header.control, frame->payload, std::move(descriptors))
-                           : Status(Code::protocol_error, "a control frame arrived on a connection for replies");
+      status = channels_.on_control(header.control, frame->payload, std::move(descriptors));
       break;
     case wire::Kind::ring:
       status = on_ring(stream, frame->payload, std::move(descriptors));
@@ -318,25 +287,20 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
       wire::Header pong;
       pong.kind = wire::Kind::pong;
       // Bytes on their way are a sign of life too. A peer that reads nothing gets no pong, so its pings do not pile up.
-      if (const auto& back = from_caller ? incoming : outgoing; back && back->unwritten() < most_unread_replies)
-        connections_.transmit(back, wire::assemble(pong, {}, {}, {}), {}, true);
+      if (calls->unwritten() < most_unread) connections_.transmit(calls, wire::assemble(pong, {}, {}, {}), {}, true);
       break;
     }
     case wire::Kind::goodbye:
       leaving_ = true;
       break;
     case wire::Kind::status:
-      if (from_caller)
-        tell_status(incoming, header.call);
+      if (frame->payload.empty())  // the caller asks
+        tell_status(calls, header.call);
       else
         status = calls_.on_status(header.call, frame->payload);
       break;
-    case wire::Kind::dial:
-      status = connections_.on_dial(frame->payload);
-      break;
-    case wire::Kind::link:
-      status = !from_caller ? connections_.on_link(header.link)
-                            : Status(Code::protocol_error, "a link frame arrived from the dialler of its connection");
+    case wire::Kind::want_bulk:
+      status = connections_.on_want_bulk();
       break;
     default:
       status = {Code::protocol_error, "a frame of this kind is not allowed on an open connection"};
@@ -356,10 +320,11 @@ Pace Link::tick(Clock::time_point now) {
   active_.store(false, std::memory_order_seq_cst);  // first: a thread that begins something from now on activates again
   auto pace = Pace::rest;
   if (requests_held_) {
-    const auto stream = connections_.stream(ConnectionRole::calls_in);
-    if (!stream || stream->unwritten() + resume_after < most_unread_replies) resume_requests();
+    const auto stream = connections_.calls();
+    if (!stream || stream->unwritten() + resume_after < most_unread) resume_requests();
     pace = Pace::run;
   }
+  reader_.tick();
   if (connections_.flush()) pace = Pace::run;
   if (const auto releases = channels_.take_releases(4096); !releases.empty()) {
     Bytes extensions;
@@ -374,8 +339,7 @@ Pace Link::tick(Clock::time_point now) {
 }
 
 bool Link::keep_alive(Clock::time_point now) {
-  calls_.reader().read_late_replies();
-  calls_.reader().give_back_if_idle();
+  reader_.give_back_if_idle();
   if (calls_.ring().is_open()) calls_.ring().ring()->calls->give_back_if_idle();
   const auto why = connections_.keep_alive(now);
   if (why.ok()) return !closed();
@@ -396,6 +360,7 @@ Status Link::check_process(std::int32_t pid) const {
 }
 
 Status Link::connect(Clock::time_point until) {
+  want_ring();
   return connections_.connect(until, [this] { return ring_settled(); });
 }
 

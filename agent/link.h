@@ -1,9 +1,9 @@
-/// A link: this agent's end of everything that it shares with one peer. It has a stream for each direction of calling,
-/// up to four bulk connections for each direction, the channels of each device pair, and the calls in flight.
+/// A link: this agent's end of everything that it shares with one peer. It has one connection for the calls of both
+/// directions, up to four bulk connections for each direction, the channels of each device pair, and the calls in
+/// flight.
 ///
-/// The caller dials the stream of its direction at its first call. Replies on it are read by a caller's thread that
-/// waits for one, else by the pool; requests are read by the pool alone. So a thread that waits for a reply never runs
-/// a handler. A link belongs to one incarnation of its peer, and to its session (agent/session.h): if the link is lost,
+/// Either side dials at its first call. StreamReader says which thread reads the connection for calls; handlers run on
+/// the pool. A link belongs to one incarnation of its peer, and to its session (agent/session.h): if the link is lost,
 /// the session's next link dials again.
 ///
 /// Threads: any, unless a function says otherwise. Completions and callbacks run under none of the link's locks.
@@ -28,6 +28,7 @@
 #include "agent/link_rings.h"
 #include "agent/outgoing_calls.h"
 #include "agent/session.h"
+#include "agent/stream_reader.h"
 #include "agent/transport/frame_stream.h"
 #include "base/mutex.h"
 
@@ -45,6 +46,10 @@ struct ReplyRoute {
 
 /// Returns the user at the other end of a connection, as the kernel tells; nullopt: the kernel does not know.
 std::optional<uid_t> user_at_the_other_end(const StreamPort& port);
+
+/// The bytes that may wait for the connection for calls. While there are more, no further handler of the peer's
+/// requests starts.
+inline constexpr std::size_t most_unread = std::size_t{64} << 20;
 
 /// ConnectionLost: there is no connected link to that peer.
 Status no_link_to(std::string_view peer);
@@ -82,10 +87,9 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   UntakenReplies& untaken_replies() noexcept { return untaken_replies_; }
 
   // --- connections ---------------------------------------------------------------------------------------------------
-  /// Takes a connection after its handshake and hello, and sends everything that waited for it. `dialled`: this side
-  /// dialled it. False: refused, because the link has ended, has such a connection already, or belongs to another
-  /// incarnation or user. `port` is then left as it was, unless the link ended during the call.
-  bool attach(std::unique_ptr<StreamPort>& port, bool dialled, const wire::Hello& hello);
+  /// Takes a connection, and sends everything that waited for it. False: refused, as by Connections::attach.
+  /// `connection` is then left as it was, unless the link ended during the call. For Peers::admit.
+  bool attach(Connected& connection);
   /// Ends the link, once; later calls do nothing. After ConnectionLost, first takes the replies that the peer gave
   /// before it ended. Then closes all connections and channels, fails the calls in flight with `status`, and cancels
   /// the requests that are being served.
@@ -136,7 +140,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// Handles one frame, on the thread that reads `stream`.
   Result<Taken> on_frame(FrameStream& stream, const wire::Header& header, ByteView body,
                          Descriptors descriptors) override;
-  /// Runs on a pool thread when a connection is readable. For calls_out see ReplyReader::on_readable.
+  /// Runs on a pool thread when a connection is readable.
   void on_readable(ConnectionRole role, const std::shared_ptr<FrameStream>& stream);
 
   [[nodiscard]] const PeerInfo& peer() const noexcept { return connections_.peer(); }  // incarnation 0 until connected
@@ -153,12 +157,13 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] const Connections& connections() const noexcept { return connections_; }
   ChannelSet& channels() noexcept { return channels_; }
   OutgoingCalls& calls() noexcept { return calls_; }
+  StreamReader& reader() noexcept { return reader_; }
   LinkCounters& counters() noexcept { return counters_; }
 
   // --- for OutgoingCalls and its parts -------------------------------------------------------------------------------
-  /// Returns the stream of this side's requests; null until it is up.
-  [[nodiscard]] std::shared_ptr<FrameStream> outgoing() const { return connections_.stream(ConnectionRole::calls_out); }
-  /// Connections::transmit(). If the peer leaves too many replies unread, stops reading its requests.
+  /// Returns the stream of requests; null until it is up.
+  [[nodiscard]] std::shared_ptr<FrameStream> outgoing() const { return connections_.calls_if_up(); }
+  /// Connections::transmit(). If the peer leaves too much unread, lets no further handler of its requests start.
   void transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
                 bool flush, Descriptors descriptors = {});
   /// Returns whether the peer has accepted or declined the ring, or none can be offered.
@@ -185,14 +190,13 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   Status on_request(const wire::Frame& frame, ReplyRoute route);
   Status refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why);
   [[nodiscard]] Status busy(const Status& why) const;
-  void on_requests(const std::shared_ptr<FrameStream>& stream);
-  bool keep_held(const FrameStream& stream);
-  void arm_requests(const FrameStream& stream);
+  void cancel_incoming(std::uint64_t call);
   void pause_handlers(bool pause);
   void hold_requests();
   void resume_requests();
 
-  void offer_ring(const std::shared_ptr<FrameStream>& stream, const wire::Hello& hello);
+  void want_ring();
+  void offer_ring(const std::shared_ptr<FrameStream>& stream);
   Status on_ring(FrameStream& stream, ByteView payload, Descriptors descriptors);
   Status on_ring_offered(const std::shared_ptr<FrameStream>& stream, std::uint64_t nonce, Descriptors descriptors);
   void add_to_pool(const std::shared_ptr<RequestSource>& source);
@@ -208,24 +212,25 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
 
   const std::shared_ptr<Engine> engine_;
   Connections connections_;
+  StreamReader reader_;
   ChannelSet channels_;
   OutgoingCalls calls_;
   Credits credits_;
   IncomingCalls incoming_calls_;
   UntakenReplies untaken_replies_;
   LinkCounters counters_;
-  // The peer's requests are not read: it reads no replies. Under ring_mutex_ it changes together with whether the pool
-  // watches the stream of requests.
-  std::atomic<bool> requests_held_{false};
-  std::atomic<bool> requests_missed_{false};  // the pool met an event while a thread read the requests: arm again
-  std::atomic<bool> leaving_{false};          // the peer said goodbye
-  std::atomic<bool> active_{false};           // the engine's tick ticks this link
+  std::atomic<bool> requests_held_{false};  // no handler of the peer's starts: it reads no replies. Under ring_mutex_
+  std::atomic<bool> leaving_{false};        // the peer said goodbye
+  std::atomic<bool> active_{false};         // the engine's tick ticks this link
+  std::atomic<bool> ring_wanted_{false};    // this side has made a call
+  std::atomic<bool> peer_maps_rings_{false};
 
   // Calls through shared memory (link_rings.cpp); the outgoing ring is in calls_, once the peer has accepted it.
-  Mutex ring_mutex_;  // guards the next four
+  Mutex ring_mutex_;  // guards the next five
   std::shared_ptr<IncomingRing> ring_in_;
   std::shared_ptr<CallRing> ring_offered_;
   std::uint64_t ring_nonce_ = 0;
+  bool ring_begun_ = false;
   std::string ring_reason_;  // why there is no ring; "": not offered yet
 };
 

@@ -21,6 +21,7 @@ Status Link::acquire_credit(std::size_t bytes, const RawCallOptions& options) {
 
 void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
   calls_.add(call, message);
+  if (!ring_wanted_.load(std::memory_order_relaxed)) want_ring();
   connections_.send_call(call, std::move(message));
 }
 
@@ -35,7 +36,7 @@ std::string Link::state_text() {
                      : dialling ? "being dialled"
                                 : "not dialled");
   if (!why_no_ring.empty()) out += ", no ring: " + why_no_ring;
-  if (stream) out += "; " + calls_.reader().state_text(*stream);
+  if (stream) out += "; " + reader_.state_text(*stream);
   out += formatted("; {} calls wait for the link, {} in flight, {} bytes of credit taken", deferred, calls_.count(),
                    credits_.taken());
   return out + calls_.state_text();

@@ -81,7 +81,7 @@ Status Link::on_ring_request(ByteView bytes, SlotId slot) {
   auto frame = wire::Frame::decode(*header, bytes.subspan(wire::Header::size));
   if (!frame) return frame.status();
   if (!frame->releases.empty()) channels_.acknowledged(frame->releases);
-  auto stream = connections_.stream(ConnectionRole::calls_in);
+  auto stream = connections_.calls();
   std::shared_ptr<IncomingRing> ring;
   {
     const std::lock_guard lock(ring_mutex_);
@@ -93,14 +93,23 @@ Status Link::on_ring_request(ByteView bytes, SlotId slot) {
 
 // ---- Negotiation
 
-/// Offers a ring to the peer on a local connection that this side dialled. Frames go by socket until the peer accepts.
-void Link::offer_ring(const std::shared_ptr<FrameStream>& stream, const wire::Hello& hello) {
+/// This side makes calls: offers the peer a ring for them, now or when the connection is up.
+void Link::want_ring() {
+  if (ring_wanted_.exchange(true)) return;
+  if (const auto stream = outgoing()) offer_ring(stream);
+}
+
+/// Offers the peer a ring for this side's calls, once. Frames go by socket until the peer accepts.
+void Link::offer_ring(const std::shared_ptr<FrameStream>& stream) {
+  {
+    const std::lock_guard lock(ring_mutex_);
+    if (std::exchange(ring_begun_, true)) return;
+  }
   if (!stream->local()) return no_ring_because("no unix socket connects this agent to the peer");
   if (!engine_->options.shared_memory) return no_ring_because("shared memory is switched off by this agent's options");
   const auto& bell = engine_->pool->doorbell();
   if (!bell.shareable()) return no_ring_because("this process cannot share memory");
-  if ((hello.features & wire::feature::ring) == 0)
-    return no_ring_because("the peer shares no memory, because of its options or its system");
+  if (!peer_maps_rings_) return no_ring_because("the peer shares no memory, because of its options or its system");
   if (key_needed(unix_peer_uid(stream->fd()), ::geteuid())) return no_ring_because("the peer is another user's");
   std::uint64_t nonce = 0;
   fill_random(std::as_writable_bytes(std::span(&nonce, 1)));
@@ -119,7 +128,6 @@ void Link::offer_ring(const std::shared_ptr<FrameStream>& stream, const wire::He
     ring_nonce_ = nonce;
   }
   transmit(stream, ring_frame(offered, nonce, {}, 2), {}, true, std::move(descriptors));
-  calls_.expect_replies();
 }
 
 Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descriptors) {
@@ -127,7 +135,7 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   const auto operation = in.get<std::uint8_t>();
   const auto nonce = in.get<std::uint64_t>();
   if (in.failed()) return {Code::protocol_error, "malformed frame: the ring frame is truncated"};
-  const auto incoming = connections_.stream(ConnectionRole::calls_in);
+  const auto calls = connections_.calls();
   bool have = false;
   {
     const std::lock_guard lock(ring_mutex_);
@@ -135,14 +143,14 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   }
   // At RLIMIT_NOFILE the system drops descriptors, and the frame comes without any.
   constexpr std::string_view dropped = "no descriptor came: this process, or the peer's, may have no more (ulimit -n)";
-  if (incoming.get() == &stream) {
-    if (operation != offered || (!descriptors.empty() && descriptors.size() != 2) || have || !stream.local())
+  if (operation == offered) {
+    if ((!descriptors.empty() && descriptors.size() != 2) || have || !stream.local())
       return {Code::protocol_error, "a ring frame arrived out of order"};
     if (descriptors.empty()) {
-      transmit(incoming, ring_frame(declined, nonce, dropped, 0), {}, true);
+      transmit(calls, ring_frame(declined, nonce, dropped, 0), {}, true);
       return {};
     }
-    return on_ring_offered(incoming, nonce, std::move(descriptors));
+    return on_ring_offered(calls, nonce, std::move(descriptors));
   }
   std::shared_ptr<CallRing> ring;
   {
@@ -246,10 +254,9 @@ bool Link::ended_by_peer() {
   auto ended = CallRing::Ended::no;
   if (calls_.ring().is_open()) {
     ended = calls_.ring().ring()->calls->ended();
-  } else if (const auto stream = connections_.only_incoming()) {
-    // Only the peer has dialled. If its connection has ended, so has this link: the next call needs a link to the
-    // peer's next incarnation.
-    if (stream->port().ended()) ended = CallRing::Ended::otherwise;
+  } else if (const auto stream = ring_wanted_ ? nullptr : connections_.calls(); stream && stream->port().ended()) {
+    // No thread may have noticed yet, and this side's first call needs a link to the peer's next incarnation.
+    ended = CallRing::Ended::otherwise;
   }
   if (ended == CallRing::Ended::no) return false;
   if (ended == CallRing::Ended::left) leaving_ = true;

@@ -247,8 +247,17 @@ bool Link::admit(const wire::IdempotencyKey& key, const std::shared_ptr<Incoming
 Status Link::refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why) {
   if (why.code() == Code::protocol_error) return why;
   channels_.discard(stream, frame);
+  if (route.stream->unwritten() > 2 * most_unread)
+    return {Code::resource_exhausted, "the peer does not read the replies to its requests"};
   refuse(route, busy(why));
   return {};
+}
+
+/// Cancels a request whose caller has given up. Callbacks of the handler's program run on the pool alone: a thread that
+/// reads while it waits for a reply may hold locks that they take.
+void Link::cancel_incoming(std::uint64_t call) {
+  if (engine_->pool->on_pool_thread()) return incoming_calls_.cancel(call);
+  engine_->pool->submit([self = shared_from_this(), call] { self->incoming_calls_.cancel(call); });
 }
 
 /// Says why a request cannot be taken in now.
@@ -315,14 +324,14 @@ void Link::pause_handlers(bool pause) {
     engine_->pool->resume(this);
 }
 
-/// Stops to read the peer's requests, because it does not read its replies.
+/// Lets no further handler of the peer's requests start, because it does not read its replies. Its requests are still
+/// read, for the sake of the replies and control frames among them; those beyond the bounds are refused.
 void Link::hold_requests() {
   {
     const std::lock_guard lock(ring_mutex_);
     if (requests_held_.exchange(true)) return;
     pause_handlers(true);
     if (ring_in_) ring_in_->hold(true);
-    if (const auto stream = connections_.stream(ConnectionRole::calls_in)) engine_->pool->disarm(stream->fd());
   }
   activate();
   if (closed()) resume_requests();
@@ -334,7 +343,6 @@ void Link::resume_requests() {
     if (!requests_held_.exchange(false)) return;
     pause_handlers(false);
     if (ring_in_) ring_in_->hold(false);
-    if (const auto stream = connections_.stream(ConnectionRole::calls_in)) engine_->pool->arm(stream->fd());
   }
   engine_->pool->doorbell().ring();
 }

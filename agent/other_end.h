@@ -1,8 +1,7 @@
-/// Who is at the other end of a link: the peer and its incarnation, its user, the numbers of the link's two ends, and
-/// the session.
+/// Who is at the other end of a link: the peer and its incarnation, its user, and the session.
 ///
-/// Threads: incarnation(), number() and other_number() any; the mutex of Connections guards the rest. The name of
-/// peer() never changes, so any thread may read it.
+/// Threads: incarnation() any; the mutex of Connections guards the rest. The name of peer() never changes, so any
+/// thread may read it.
 #pragma once
 
 #include <sys/types.h>
@@ -21,17 +20,12 @@ namespace tensorferry {
 
 class OtherEnd final {
  public:
-  /// `number`: this side's number of the link. `session`: the session that the link continues; null: the link goes to
-  /// the incarnation that answers.
-  OtherEnd(PeerInfo peer, std::uint64_t number, std::shared_ptr<Session> session)
-      : peer_(std::move(peer)), number_(number), session_(std::move(session)) {}
+  /// `session`: the session that the link continues; null: the link goes to the incarnation that answers.
+  OtherEnd(PeerInfo peer, std::shared_ptr<Session> session) : peer_(std::move(peer)), session_(std::move(session)) {}
 
   [[nodiscard]] const PeerInfo& peer() const noexcept { return peer_; }
   /// Returns the peer's incarnation; 0 until the link has had a connection.
   [[nodiscard]] std::uint64_t incarnation() const noexcept { return incarnation_.load(std::memory_order_acquire); }
-  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-  /// Returns the peer's number of its end of the link; 0: not known yet.
-  [[nodiscard]] std::uint64_t other_number() const noexcept { return other_number_.load(std::memory_order_acquire); }
   [[nodiscard]] const std::shared_ptr<Session>& session() const noexcept { return session_; }
 
   /// Returns the user at the other end of the link's connections, as the kernel tells; nullopt: the kernel does not
@@ -42,32 +36,22 @@ class OtherEnd final {
   /// peer's user.
   [[nodiscard]] bool may_be_of(std::optional<uid_t> user) const noexcept { return incarnation() == 0 || user == user_; }
 
-  /// Returns whether a connection with this hello, from `user`, belongs to the link: it is of the same incarnation and
-  /// user, and of the same two ends if the peer has dialled it.
-  [[nodiscard]] bool is_of(const wire::Hello& hello, bool dialled, std::optional<uid_t> user = {}) const {
-    if (incarnation() != 0 && incarnation() != hello.incarnation) return false;
-    if (!may_be_of(user)) return false;
-    if (dialled) return true;
-    const bool stale = hello.other_link != 0 && hello.other_link != number_;
-    return !stale && (other_number() == 0 || other_number() == hello.link);
+  /// Returns whether a connection with this hello, from `user`, may belong to the link: it is of the same incarnation
+  /// and user.
+  [[nodiscard]] bool is_of(const wire::Hello& hello, std::optional<uid_t> user) const {
+    return (incarnation() == 0 || incarnation() == hello.incarnation) && may_be_of(user);
   }
   /// Learns what the hello of such a connection says, and its user. Returns the session that it had. The caller drops
   /// that after it has released the mutex.
-  [[nodiscard]] std::shared_ptr<Session> meet(const wire::Hello& hello, bool dialled, std::shared_ptr<Session> session,
-                                              std::optional<uid_t> user = {}) {
+  [[nodiscard]] std::shared_ptr<Session> meet(const wire::Hello& hello, std::shared_ptr<Session> session,
+                                              std::optional<uid_t> user) {
     session.swap(session_);
-    if (!dialled) other_number_.store(hello.link, std::memory_order_release);
     if (incarnation() != 0) return session;
     user_ = user;
     peer_.rank = hello.rank;
     peer_.incarnation = hello.incarnation;
     incarnation_.store(hello.incarnation, std::memory_order_release);
     return session;
-  }
-  /// Learns the peer's number of its end. False: another one is known, so the peer has given one of two links up.
-  bool pair(std::uint64_t number) {
-    if (other_number() == 0) other_number_.store(number, std::memory_order_release);
-    return other_number() == number;
   }
   /// Parts with the session, if it is `dead`, and returns it. The caller drops it after it has released the mutex.
   std::shared_ptr<Session> part_with(const Session& dead) {
@@ -77,8 +61,6 @@ class OtherEnd final {
  private:
   PeerInfo peer_;
   std::atomic<std::uint64_t> incarnation_{0};
-  const std::uint64_t number_;
-  std::atomic<std::uint64_t> other_number_{0};
   std::optional<uid_t> user_;
   std::shared_ptr<Session> session_;
 };

@@ -47,7 +47,7 @@ std::uint32_t remaining_ms(std::optional<Clock::time_point> deadline, Clock::tim
 
 }  // namespace
 
-OutgoingCalls::OutgoingCalls(Link& link) : link_(link), reader_(link), ring_(link, reader_), lazy_(pending_) {}
+OutgoingCalls::OutgoingCalls(Link& link) : link_(link), ring_(link), lazy_(pending_) {}
 
 void OutgoingCalls::add(const std::shared_ptr<Call::State>& call, const Message& message) {
   auto& engine = link_.engine();
@@ -189,7 +189,7 @@ bool OutgoingCalls::wait(Call::State& call, std::optional<Clock::time_point> unt
   const auto stream = link_.outgoing();
   if (stream && stream->corked() && !stream->write_some()) link_.connections().finish_writes(stream);
   const WaitInHandler place;
-  return reader_.wait(call, until, interrupted);
+  return link_.reader().wait(call, until, interrupted);
 }
 
 Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
@@ -235,7 +235,7 @@ void OutgoingCalls::finish(const std::shared_ptr<Call::State>& call, Result<Rece
   if (call->traced) record(*call, result.status().code());
   call->complete(std::move(result));
   ring_.call_ended(*call);
-  reader_.call_ended(*call);
+  link_.reader().call_ended(*call);
 }
 
 /// Counts a call that ends, and notes it if it has failed or was slow.
@@ -277,7 +277,6 @@ void OutgoingCalls::record(const Call::State& call, Code code) {
 void OutgoingCalls::cancel(const std::shared_ptr<Call::State>& call, const Status& why) {
   if (!pending_.give_up(call->id)) return;
   call->given_up = true;  // first: send_now() reads it after it has sent the request
-  reader_.expect_late_reply();
   finish(call, why);  // first: a callee that reads this frame before the ring's request must find the slot abandoned
   if (const auto stream = link_.outgoing()) tell_given_up(stream, call->id);
 }
@@ -318,23 +317,18 @@ void OutgoingCalls::fail_all(const Status& why) {
 }
 
 void OutgoingCalls::expect_reply(Call::State& call) {
-  if (call.in_ring.load(std::memory_order_seq_cst))
-    ring_.expect_reply(call);
-  else
-    reader_.expect_frames();
+  if (call.in_ring.load(std::memory_order_seq_cst)) ring_.expect_reply(call);
 }
 
 void OutgoingCalls::expect_replies() {
-  if (ring_.is_open()) {
-    for (const auto& call : pending_.all()) {
-      if (call->in_ring.load(std::memory_order_acquire)) expect_reply(*call);
-    }
+  if (!ring_.is_open()) return;
+  for (const auto& call : pending_.all()) {
+    if (call->in_ring.load(std::memory_order_acquire)) expect_reply(*call);
   }
-  reader_.expect_frames();
 }
 
 void OutgoingCalls::wake_waiting() {
-  reader_.wake_sleepers();
+  link_.reader().wake_sleepers();
   if (count() != 0) expect_replies();
 }
 

@@ -20,7 +20,6 @@
 #include "agent/lazy_completions.h"
 #include "agent/pending_calls.h"
 #include "agent/reactor.h"
-#include "agent/reply_reader.h"
 #include "agent/ring_calls.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/wire/frame.h"
@@ -68,7 +67,8 @@ class OutgoingCalls final {
   /// The link has ended: fails all calls but those that end elsewhere.
   void fail_all(const Status& why);
 
-  /// Makes the pool read this call's reply: its caller waits for a completion, so perhaps no thread reads the reply.
+  /// Makes the pool take this call's reply out of the ring: its caller waits for a completion, so perhaps no thread
+  /// does.
   void expect_reply(Call::State& call);
   /// The same for every reply of the link, for a caller that waits for acknowledgements or other calls' replies.
   void expect_replies();
@@ -82,7 +82,6 @@ class OutgoingCalls final {
   [[nodiscard]] bool contains(const Call::State& call) const { return pending_.find(call.id) != nullptr; }
   [[nodiscard]] std::size_t count() const { return pending_.size(); }
   [[nodiscard]] std::vector<std::shared_ptr<Call::State>> all() const { return pending_.all(); }
-  [[nodiscard]] ReplyReader& reader() noexcept { return reader_; }
   [[nodiscard]] RingCalls& ring() noexcept { return ring_; }
   [[nodiscard]] LazyCompletions& lazy() noexcept { return lazy_; }
   /// Describes each call for people; see Link::state_text.
@@ -104,7 +103,6 @@ class OutgoingCalls final {
 
   Link& link_;
   PendingCalls pending_;
-  ReplyReader reader_;
   RingCalls ring_;
   LazyCompletions lazy_;
   Mutex behind_mutex_;

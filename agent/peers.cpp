@@ -1,10 +1,13 @@
 #include "agent/peers.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "agent/engine.h"
 #include "agent/link.h"
+#include "base/text.h"
 
 namespace tensorferry {
 namespace {
@@ -54,26 +57,42 @@ std::shared_ptr<Link> Peers::link_to(std::string_view name) {
   return link;
 }
 
-std::shared_ptr<Link> Peers::link_of(const wire::Hello& peer, bool gone, std::optional<uid_t> user) {
-  std::shared_ptr<Link> old;
+/// An agent that calls itself has two links under its name, one for each end of the connection. That of the accepting
+/// end has this key, which no other agent's name is.
+static std::string accepting_end_of(std::string_view name) { return std::string(name) + "\n"; }
+
+/// Says what a connection is to the known link of its peer, which has not ended. Ok: the link may take it. NotFound: it
+/// replaces the link. Otherwise the error of admit().
+Status Peers::judge(const Link& known, const Connected& connection, std::optional<uid_t> user) const {
+  const auto& hello = connection.hello;
+  const bool calls = hello.purpose == wire::Hello::Purpose::calls;
+  const auto has = known.incarnation();  // 0 also if the link dials for a session that has lost its link
+  const auto number = known.connections().number();
+  // Whoever has the key can state the peer's name. A link that lives makes no room for another user.
+  if (!known.connections().may_be_of(user))
+    return {Code::permission_denied, formatted("\"{}\" has a link of another user", hello.name)};
+  if (has == 0 || (has == hello.incarnation && !calls)) return {};
+  if (has == hello.incarnation && connection.go == 0 && (connection.dialled || hello.connection < number))
+    return {Code::cancelled, "another connection carries the calls"};  // the two sides have dialled at once
+  if (has == hello.incarnation && connection.go != 0 && connection.go <= number)
+    return {Code::connection_lost, formatted("\"{}\" has given this connection up", hello.name)};
+  return {Code::not_found, ""};
+}
+
+/// `gone`: the connection has ended already, so it is no reason to end another link.
+Result<std::shared_ptr<Link>> Peers::link_of(const Connected& connection, bool gone, std::optional<uid_t> user) {
+  const auto& peer = connection.hello;
+  const bool own = peer.incarnation == engine_.identity.self.incarnation && !connection.dialled;
+  const auto key = own ? accepting_end_of(peer.name) : peer.name;
+  std::shared_ptr<Link> old, made;
   {
     const std::lock_guard lock(mutex_);
-    const auto it = links_.find(peer.name);
-    if (it != links_.end() && it->second->closed()) {
-      old = std::move(it->second);
-      links_.erase(it);
-    } else if (it != links_.end()) {
-      const auto known = it->second->incarnation();  // 0 also if the link dials for a session that has lost its link
-      const auto paired = it->second->connections().other_number();
-      const bool same = known == peer.incarnation;
-      // Whoever has the key can state the peer's name. A link that lives makes no room for another user.
-      if (!it->second->connections().may_be_of(user)) return nullptr;
-      // A peer that dials again has given its link up, even if this side has not seen the end yet. One that has asked
-      // to be dialled, and dials too, has not.
-      const bool twice = peer.link == paired && peer.purpose == wire::Hello::Purpose::calls &&
-                         it->second->connections().peer_has_dialled();
-      if (known == 0 || (same && peer.link == paired && !twice) || (same && paired == 0)) return it->second;
-      if (gone || (same && peer.link < paired)) return nullptr;
+    const auto it = links_.find(key);
+    if (it != links_.end()) {
+      const auto verdict = it->second->closed() ? Status(Code::not_found, "") : judge(*it->second, connection, user);
+      if (verdict.ok()) return it->second;
+      if (verdict.code() != Code::not_found) return verdict;
+      if (gone && !it->second->closed()) return Status(Code::connection_lost, "it has ended");
       old = std::move(it->second);
       links_.erase(it);
     }
@@ -81,14 +100,28 @@ std::shared_ptr<Link> Peers::link_of(const wire::Hello& peer, bool gone, std::op
     const auto session = sessions_.find(peer.name);
     const bool goes_on = session != sessions_.end() && session->second->peer().incarnation == peer.incarnation;
     if (!engine_.leaving) {
-      links_.emplace(peer.name,
-                     Link::make(engine_.shared_from_this(), {peer.name, -1, 0}, goes_on ? session->second : nullptr));
+      made = Link::make(engine_.shared_from_this(), {peer.name, -1, 0}, goes_on ? session->second : nullptr);
+      links_.emplace(key, made);
     }
   }
   if (old && old->incarnation() == peer.incarnation) old->close({Code::connection_lost, "it dialled again"});
   if (old && old->incarnation() != peer.incarnation)
     old->close({Code::connection_lost, "it was restarted"}, Loss::peer);
-  return link_to(peer.name);
+  return made ? made : link_to(peer.name);
+}
+
+Status Peers::admit(Connected connection) {
+  pollfd ended{connection.port->descriptor(), POLLRDHUP, 0};
+  const bool gone = ::poll(&ended, 1, 0) > 0;
+  if ((ended.revents & (POLLHUP | POLLERR)) != 0) return {Code::connection_lost, "it has ended"};
+  const auto user = user_at_the_other_end(*connection.port);
+  for (;;) {  // a link that ends at this moment does not take the connection: try the link that replaces it
+    const auto link = link_of(connection, gone, user);
+    if (!link) return link.status();
+    if ((*link)->attach(connection)) return {};
+    if (!connection.port || !(*link)->closed() || engine_.leaving)
+      return {Code::connection_lost, "its link has ended, or has such a connection"};
+  }
 }
 
 void Peers::lost(const std::shared_ptr<Link>& link, const Status& why, Loss loss) {
@@ -97,7 +130,9 @@ void Peers::lost(const std::shared_ptr<Link>& link, const Status& why, Loss loss
   {
     const std::lock_guard lock(mutex_);
     const auto& name = link->peer().name;
-    if (const auto it = links_.find(name); it != links_.end() && it->second == link) links_.erase(it);
+    for (const auto& key : {name, accepting_end_of(name)}) {
+      if (const auto it = links_.find(key); it != links_.end() && it->second == link) links_.erase(it);
+    }
     if (!session || engine_.leaving) return;
     if (loss == Loss::connection && !session->dead() && !session->process_ended()) {
       if (links_.contains(name)) return;  // the session has its next link

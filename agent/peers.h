@@ -28,6 +28,7 @@
 
 namespace tensorferry {
 
+struct Connected;
 struct Engine;
 class Link;
 
@@ -40,17 +41,21 @@ class Peers final {
   /// Returns the link to `name`. Makes one, without dialling, if there is none or if the known one has ended. After
   /// leave() the returned link is closed.
   std::shared_ptr<Link> link_to(std::string_view name);
-  /// Returns the link to which an authenticated connection with this hello belongs; makes it if there is none. Ends a
-  /// link to an earlier incarnation of the peer, and a link that the peer has replaced by another one. Null: the
-  /// connection is of a link or an incarnation that the peer has given up, or of another user than the peer's link.
-  /// `gone`: the connection has ended already, so it is no reason to end another link. `user`: at its other end, as the
-  /// kernel tells.
-  std::shared_ptr<Link> link_of(const wire::Hello& hello, bool gone, std::optional<uid_t> user);
+  /// Gives a connection that has completed the handshake to its link, which sends what waited for it; makes the link if
+  /// there is none. On a pool thread.
+  ///
+  /// Which connection carries the calls of two agents, the one with the lower incarnation decides: it takes the first
+  /// one that is made, whoever has dialled it, and says `go` on it. The other one uses only such a connection
+  /// (tests/models/duplex.pml). A link whose peer has given its connection up, or was restarted, is ended.
+  ///
+  /// Otherwise drops the connection. Cancelled: another one carries the calls. ConnectionLost: it has ended, its link
+  /// has ended, or the peer has given it up. PermissionDenied: it is of another user than the peer's link.
+  Status admit(Connected connection);
   /// Removes a link that has ended. If its session goes on (`loss`), makes the session's next link, which dials. Else
   /// buries the session.
   void lost(const std::shared_ptr<Link>& link, const Status& why, Loss loss);
-  /// Returns the number of a new link.
-  std::uint64_t next_link_number() noexcept { return ++links_made_; }
+  /// Returns the number of a connection for calls that this agent takes; see wire::Hello::connection.
+  std::uint64_t next_connection() noexcept { return ++connections_taken_; }
   /// Returns the known link to `name`, which may have ended; else null.
   [[nodiscard]] std::shared_ptr<Link> known_link(std::string_view name) const;
   [[nodiscard]] std::vector<std::shared_ptr<Link>> all_links() const;
@@ -91,11 +96,13 @@ class Peers final {
   };
   static constexpr std::size_t most_retired = 4096;
 
+  Result<std::shared_ptr<Link>> link_of(const Connected& connection, bool gone, std::optional<uid_t> user);
+  [[nodiscard]] Status judge(const Link& known, const Connected& connection, std::optional<uid_t> user) const;
   void retire(Session& session);
   [[nodiscard]] std::uint64_t first_key_of(const PeerInfo& peer) const;
 
   Engine& engine_;
-  std::atomic<std::uint64_t> links_made_{0};
+  std::atomic<std::uint64_t> connections_taken_{0};
   mutable std::mutex mutex_;  // guards the others
   std::map<std::string, std::shared_ptr<Link>, std::less<>> links_;
   std::map<std::string, std::shared_ptr<Session>, std::less<>> sessions_;  // with peers that are not dead

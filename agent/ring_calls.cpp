@@ -95,14 +95,13 @@ void RingCalls::take(const std::shared_ptr<Call::State>& call) {
 }
 
 /// Takes the reply out of the call's slot, unless another thread has taken it, and handles it. If the reply comes by
-/// socket, frees the slot and makes the pool read the stream. An error: the slot holds no valid reply, and the caller
+/// socket, frees the slot. An error: the slot holds no valid reply, and the caller
 /// of this function must end the call.
 Status RingCalls::read(const std::shared_ptr<Call::State>& call) {
   const auto state = ring_->calls->state(call->slot);
   if (state == CallRing::State::by_socket) {
     call->in_ring.store(false, std::memory_order_release);
     ring_->calls->take_by_socket(call->slot);
-    reader_.expect_frames();
     return {};
   }
   ring_->spin.met(ring_->calls->cpu_of(call->slot));

@@ -14,7 +14,6 @@
 
 #include "agent/call_state.h"
 #include "agent/link_rings.h"
-#include "agent/reply_reader.h"
 #include "base/mutex.h"
 
 namespace tensorferry {
@@ -23,7 +22,7 @@ class Link;
 
 class RingCalls final {
  public:
-  RingCalls(Link& link, ReplyReader& reader) : link_(link), reader_(reader) {}
+  explicit RingCalls(Link& link) : link_(link) {}
 
   /// Sends by `ring` from now on; called once.
   void open(std::shared_ptr<OutgoingRing> ring);
@@ -61,7 +60,6 @@ class RingCalls final {
   void give_up_slot(const Call::State& call);
 
   Link& link_;
-  ReplyReader& reader_;
   std::shared_ptr<OutgoingRing> ring_;  // never changes once `open_` is true
   std::atomic<bool> open_{false};
   Mutex mutex_;

@@ -44,6 +44,18 @@ void Session::set_record(const Record& record) {
   record_ = record;
 }
 
+bool Session::use_connection(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  if (number <= connection_) return false;
+  connection_ = number;
+  return true;
+}
+
+std::uint64_t Session::connection() const {
+  const std::lock_guard lock(mutex_);
+  return connection_;
+}
+
 std::optional<Record> Session::record() const {
   const std::lock_guard lock(mutex_);
   return record_;

@@ -62,9 +62,11 @@ class Session final {
   void set_record(const Record& record);
   [[nodiscard]] std::optional<Record> record() const;
 
-  /// Notes whether this side could dial the peer, when it tried last.
-  void note_dial(bool succeeded) noexcept { hard_to_dial_ = !succeeded; }
-  [[nodiscard]] bool is_hard_to_dial() const noexcept { return hard_to_dial_; }
+  /// Notes that a connection for calls is in use, by its number; see wire::Hello::connection. False: one with a greater
+  /// number has been, so this one is given up already.
+  bool use_connection(std::uint64_t number);
+  /// Returns the number of the last one; 0: there was none.
+  [[nodiscard]] std::uint64_t connection() const;
 
   /// Returns the record of the peer's idempotent calls to this agent.
   [[nodiscard]] ExecutionRecord& executions() noexcept { return executions_; }
@@ -77,11 +79,12 @@ class Session final {
   const PeerInfo peer_;
   const Clock clock_;
   std::atomic<Clock::rep> last_heard_{0};
-  std::atomic<bool> dead_{false}, hard_to_dial_{false};
-  mutable Mutex mutex_;  // guards the next three
+  std::atomic<bool> dead_{false};
+  mutable Mutex mutex_;  // guards the next four
   FileDescriptor process_;
   std::int32_t pid_ = 0;
   std::optional<Record> record_;
+  std::uint64_t connection_ = 0;
   ExecutionRecord executions_;
 };
 

@@ -36,7 +36,6 @@ class BulkStreams final {
   std::vector<Stream> out, in;
   std::vector<Stream> held;   // of `in`: their next buffer has no destination yet
   std::uint64_t resumes = 0;  // destinations registered so far for bulk bytes
-  bool attempt_due = false;   // another connection is to be dialled, once
 
   /// Says how many connections this side may make: the peer takes several (`several`), by unix socket or not (`local`).
   /// On one host the two ends share the CPUs, and a connection keeps one busy at each end.

@@ -23,7 +23,7 @@ Result<Header> Header::decode(ByteView bytes) {
   std::memcpy(&header, bytes.data(), size);
   header.unused = 0;
   const auto kind = static_cast<int>(header.kind);
-  if (kind < static_cast<int>(Kind::hello) || kind > static_cast<int>(Kind::link)) {
+  if (kind < static_cast<int>(Kind::hello) || kind > static_cast<int>(Kind::go)) {
     return malformed("unknown kind " + std::to_string(kind));
   }
   if (header.length > max_length) {

@@ -40,13 +40,12 @@ enum class Kind : std::uint8_t {
   control = 6,  // a message of a channel, or of a device pair's negotiation
   ping = 7,
   pong = 8,
-  goodbye = 9,  // the sender leaves on purpose and sends nothing after this
-  bulk = 10,    // on a bulk connection: one buffer follows
-  ring = 11,    // memory for the calls of one direction: offered, accepted, declined (if both have feature::ring)
-  dial = 12,    // a u8 Hello::Purpose: the sender cannot dial the receiver, and asks it for that connection
-  status = 13,  // caller: how far has `call` come? callee: a CallStatus (if both have feature::status)
-  link = 14,    // from the acceptor of a connection for calls: the number of the link that took it
-                // (if the dialler has feature::link)
+  goodbye = 9,     // the sender leaves on purpose and sends nothing after this
+  bulk = 10,       // on a bulk connection: one buffer follows
+  ring = 11,       // memory for the calls of one direction: offered, accepted, declined (if both have feature::ring)
+  want_bulk = 12,  // the sender, which did not dial the link's connection, wants a bulk connection for its own data
+  status = 13,     // caller: how far has `call` come? callee: a CallStatus (if both have feature::status)
+  go = 14,         // a connection is in use from now on; see Hello::connection
 };
 
 namespace feature {
@@ -54,7 +53,6 @@ inline constexpr std::uint32_t ring = 1;          // maps rings that peers of th
 inline constexpr std::uint32_t bundles = 2;       // reads bundles: buffer records that stand for several buffers
 inline constexpr std::uint32_t several_bulk = 4;  // accepts several bulk connections of one direction
 inline constexpr std::uint32_t status = 8;        // answers status frames
-inline constexpr std::uint32_t link = 16;         // reads link frames
 }  // namespace feature
 
 namespace flag {
@@ -78,9 +76,9 @@ struct Header {
   union {
     std::uint64_t call =
         0;  // request, reply, cancel, status: the caller's id of the call; the callee only sends it back
-    std::uint64_t control;   // control: its number in its direction, from 1
-    std::uint64_t sequence;  // bulk: the number that the buffer's ticket names
-    std::uint64_t link;      // link: the number of the sender's link
+    std::uint64_t control;     // control: its number in its direction, from 1
+    std::uint64_t sequence;    // bulk: the number that the buffer's ticket names
+    std::uint64_t connection;  // go: the number of the link's connection for calls
   };
   std::uint32_t remaining_ms = 0;  // request: milliseconds until the deadline, rounded up; 0: none
   union {
@@ -178,9 +176,9 @@ struct Frame {
 
 /// The payload of a hello: the sender's identity, devices, channels and features.
 struct Hello {
-  /// What the connection carries. The dialler sends requests (calls) or bulk data (bulk) on it; of the last two, which
-  /// answer a `dial` frame, the acceptor does.
-  enum class Purpose : std::uint8_t { calls = 1, bulk = 2, calls_back = 3, bulk_back = 4 };
+  /// What the connection carries: the calls of both directions, or bulk data, which the dialler sends (bulk), or the
+  /// acceptor (bulk_back).
+  enum class Purpose : std::uint8_t { calls = 1, bulk = 2, bulk_back = 3 };
   static constexpr std::size_t most = 64;  // devices, channels, endpoints of a channel
 
   Purpose purpose = Purpose::calls;
@@ -201,10 +199,10 @@ struct Hello {
   std::vector<Device> devices;
   std::vector<Driver> drivers;
   std::uint32_t features = 0;
-  /// From the dialler: the number of its link. It counts up, so the acceptor tells a new link from a connection of an
-  /// old one that arrives late. And the number of the acceptor's link that it belongs to; 0: not known. From the
-  /// acceptor, both are 0.
-  std::uint64_t link = 0, other_link = 0;
+  /// From the dialler: the number of the last connection for calls that it has used with this peer, 0: none; a bulk
+  /// connection belongs to the link of that one. From the acceptor: 0. The agent with the lower incarnation decides
+  /// which connection carries the calls, and numbers them from 1 in its `go` frames.
+  std::uint64_t connection = 0;
   static constexpr std::tuple fields{any_value(&Hello::purpose),
                                      &Hello::name,
                                      &Hello::rank,
@@ -213,18 +211,10 @@ struct Hello {
                                      at_most(&Hello::devices, most),
                                      at_most(&Hello::drivers, most),
                                      &Hello::features,
-                                     &Hello::link,
-                                     &Hello::other_link};
+                                     &Hello::connection};
 
   /// Fails with ProtocolError. Skips bytes that a later version may append.
   static Result<Hello> decode(ByteView bytes);
-};
-
-/// The payload of a `dial` frame: the connection that its sender cannot dial, `calls` or `bulk`.
-struct DialRequest {
-  Hello::Purpose purpose = Hello::Purpose::calls;
-  static constexpr std::tuple fields{any_value(&DialRequest::purpose)};
-  [[nodiscard]] bool valid() const { return purpose == Hello::Purpose::calls || purpose == Hello::Purpose::bulk; }
 };
 
 /// How far a request has come at the callee: the payload of the callee's status frame.
