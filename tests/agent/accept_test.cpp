@@ -143,32 +143,18 @@ TEST_F(Accepting, AnExplanationGoesOnIfItsPeerRefusesForNow) {
   EXPECT_TRUE(route.ok()) << route.status().text();
 }
 
-// It has asked to be dialled because it could not dial, and then it can.
-TEST_F(Accepting, APeerThatAskedToBeDialledAndDialsTooKeepsItsLink) {
-  auto hello = raw_hello("peer");
-  hello.features = wire::feature::link;
-  RawPeer peer(store, "peer", hello);
-  const auto b = join(store, "b", {"unix", "basic"});
+// It has dialled before it saw that its peer has dialled too.
+TEST_F(Accepting, AConnectionThatCrossesTheOneInUseIsDropped) {
+  const auto b =
+      join(store, "b", {"unix", "basic"}, [](RawAgentOptions& options) { options.surroundings.incarnation = 5; });
+  RawPeer peer(store, "peer");
   auto call = b->call("peer", "f", {}, within(long_enough));
   auto calls = peer.accept();
   const auto request = calls.connection.read(wire::Kind::request);
   ASSERT_TRUE(request.ok()) << request.status().text();
-
-  wire::Header header;
-  header.kind = wire::Kind::link;
-  header.link = 5;
-  ASSERT_TRUE(calls.connection.write(wire::assemble(header, {}, {}, {})).ok());
-  header.kind = wire::Kind::dial;
-  header.link = 0;
-  ASSERT_TRUE(calls.connection.write(wire::assemble(header, {}, {}, encode(wire::DialRequest()))).ok());
-  auto dialled = peer.accept();
-  ASSERT_EQ(dialled.hello.purpose, wire::Hello::Purpose::calls_back);
-  ASSERT_TRUE(dialled.connection.write(request_frame(1, "none")).ok());
-  ASSERT_TRUE(dialled.connection.read(wire::Kind::reply).ok()) << "it is attached";
-
-  auto again = peer.hello();
-  again.link = 5;
-  EXPECT_TRUE(raw_dial(store, "b", again).ended()) << "one connection is enough";
+  auto crossing = raw_hello("peer", peer.hello().incarnation);
+  auto dialled = raw_dial(store, "b", crossing, true, false);
+  EXPECT_TRUE(dialled.ended()) << "the number in its hello is 0";
   ASSERT_TRUE(calls.connection.write(reply_frame(request->header.call)).ok());
   ASSERT_TRUE(call.wait(Clock().now() + long_enough));
   const auto reply = call.take();

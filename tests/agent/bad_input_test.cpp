@@ -142,7 +142,15 @@ class BadInput : public ::testing::Test {
       SCOPED_TRACE(name + (by_unix ? " unix" : " tcp"));
       hello.name = "hostile" + std::to_string(++hostile_);
       capture_log();
-      auto peer = raw_dial(store, "target", hello, by_unix);
+      auto calls = hello;
+      calls.purpose = wire::Hello::Purpose::calls;
+      auto peer = raw_dial(store, "target", calls, by_unix);
+      std::optional<RawConnection> behind;  // the connection for calls of a bulk connection
+      if (hello.purpose != calls.purpose) {
+        behind.emplace(std::exchange(peer, RawConnection(FileDescriptor())));
+        EXPECT_TRUE(behind->write(plain_frame(wire::Kind::ping)).ok() && behind->read(wire::Kind::pong).ok());
+        peer = raw_dial(store, "target", hello, by_unix);
+      }
       EXPECT_TRUE(peer.write(bytes).ok());
       if (then_closes) peer.half_close();
       EXPECT_TRUE(eventually([&] { return lost_ == hostile_; }));
@@ -320,7 +328,8 @@ TEST_F(BadInput, InFramesEndsTheLink) {
   expect_lost("a second hello", hello_frame(raw_hello("again")), "not allowed on an open connection");
   expect_lost("bulk on a connection for calls",
               raw_header([](auto& h) { h.kind = wire::Kind::bulk, h.trailing = 10; }, 10), "a bulk frame");
-  expect_lost("a reply", reply_frame(1), "a reply arrived on a connection for requests");
+  expect_lost("a second `go`", plain_frame(wire::Kind::go, 5), "not allowed on an open connection");
+  expect_lost("a wish for what it dials itself", plain_frame(wire::Kind::want_bulk), "wants one from this side");
 }
 
 TEST_F(BadInput, InRequestsEndsTheLink) {
@@ -444,7 +453,7 @@ TEST_F(BadInput, InTicketsOfEveryChannelEndsInAnErrorOrTheLink) {
       ASSERT_TRUE(handshake_as_dialler(connection.fd(), raw_terms(none, false), deadline_after(long_enough)).ok());
       const auto theirs = wire::Hello::decode(connection.read(wire::Kind::hello)->body);
       hello.drivers = theirs->drivers;  // with the target's own descriptors, so that each channel reaches
-      ASSERT_TRUE(connection.write(hello_frame(hello)).ok());
+      ASSERT_TRUE(connection.write(joined({hello_frame(hello), go_frame(raw_number)})).ok());
       auto ticket = noise(seed % 40, seed);
       if (seed % 2 == 0 && !ticket.empty()) ticket[0] = static_cast<std::byte>(seed % 4);
       ASSERT_TRUE(connection.write(request_frame(1, "echo", record_frame(seed, ticket, channel), 1)).ok());
@@ -482,12 +491,6 @@ TEST_F(BadInput, InRepliesFailsOnlyTheCallsToThatPeer) {
   constexpr auto broken = Code::protocol_error;
   answer(
       "noise", [](auto) { return Bytes(500, std::byte{0xcc}); }, "unknown kind 204", broken);
-  answer(
-      "request", [](auto) { return request_frame(1, "echo"); }, "a request arrived on a connection for replies",
-      broken);
-  answer(
-      "control", [](auto) { return control_frame(1, 1, 0); }, "a control frame arrived on a connection for replies",
-      broken);
   answer("ticket", with(record_frame(100, noise(30))), "ticket", broken);
   answer("channel", with(record_frame(100, noise(30), 9)), "does not reach", broken);
   answer("few", with(record_frame(100, appended_ticket), 50), "fewer bytes", broken);

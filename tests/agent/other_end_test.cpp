@@ -12,75 +12,50 @@
 namespace tensorferry {
 namespace {
 
-constexpr std::uint64_t number = 3;  // this side's, of the link
-
-wire::Hello hello(std::uint64_t incarnation, std::uint64_t link, std::uint64_t other_link) {
+wire::Hello hello(std::uint64_t incarnation) {
   wire::Hello hello;
   hello.name = "peer";
   hello.rank = 1;
   hello.incarnation = incarnation;
-  hello.link = link;
-  hello.other_link = other_link;
   return hello;
 }
 
-OtherEnd unknown() { return {{"peer", -1, 0}, number, nullptr}; }
+OtherEnd unknown() { return {{"peer", -1, 0}, nullptr}; }
 
 TEST(OtherEnd, IsTheIncarnationThatSaysHelloFirst) {
   auto other = unknown();
   const auto session = std::make_shared<Session>(PeerInfo{"peer", 1, 7});
   EXPECT_EQ(other.incarnation(), 0U);
-  EXPECT_TRUE(other.is_of(hello(7, 5, 0), true));
-  EXPECT_EQ(other.meet(hello(7, 5, 0), true, session), nullptr);
+  EXPECT_TRUE(other.is_of(hello(7), {}));
+  EXPECT_EQ(other.meet(hello(7), session, {}), nullptr);
   EXPECT_EQ(other.incarnation(), 7U);
   EXPECT_EQ(other.peer().rank, 1);
   EXPECT_EQ(other.peer().incarnation, 7U);
   EXPECT_EQ(other.session(), session);
-  EXPECT_TRUE(other.is_of(hello(7, 5, 0), true));
-  EXPECT_FALSE(other.is_of(hello(8, 5, 0), true));
-  EXPECT_EQ(other.meet(hello(7, 5, 0), true, nullptr), session) << "the caller drops it";
-}
-
-TEST(OtherEnd, TakesConnectionsThatThePeerDialledForThisLinkAlone) {
-  auto other = unknown();
-  EXPECT_TRUE(other.is_of(hello(7, 5, 0), false));
-  EXPECT_TRUE(other.is_of(hello(7, 5, number), false));
-  EXPECT_FALSE(other.is_of(hello(7, 5, number + 1), false));
-  (void)other.meet(hello(7, 5, 0), false, nullptr);
-  EXPECT_EQ(other.other_number(), 5U);
-  EXPECT_TRUE(other.is_of(hello(7, 5, number), false));
-  EXPECT_FALSE(other.is_of(hello(7, 6, number), false));
+  EXPECT_TRUE(other.is_of(hello(7), {}));
+  EXPECT_FALSE(other.is_of(hello(8), {}));
+  EXPECT_EQ(other.meet(hello(7), nullptr, {}), session) << "the caller drops it";
 }
 
 // Whoever has the key can state the name and the incarnation of another agent.
 TEST(OtherEnd, TakesConnectionsOfOneUserAlone) {
   auto other = unknown();
-  EXPECT_TRUE(other.is_of(hello(7, 5, 0), true, 1000));
-  (void)other.meet(hello(7, 5, 0), true, nullptr, 1000);
+  EXPECT_TRUE(other.is_of(hello(7), 1000));
+  (void)other.meet(hello(7), nullptr, 1000);
   EXPECT_EQ(other.user(), 1000U);
-  EXPECT_TRUE(other.is_of(hello(7, 5, 0), true, 1000));
-  EXPECT_FALSE(other.is_of(hello(7, 5, 0), true, 1001));
-  EXPECT_FALSE(other.is_of(hello(7, 5, 0), true, std::nullopt)) << "the kernel does not say whose it is";
+  EXPECT_TRUE(other.is_of(hello(7), 1000));
+  EXPECT_FALSE(other.is_of(hello(7), 1001));
+  EXPECT_FALSE(other.is_of(hello(7), std::nullopt)) << "the kernel does not say whose it is";
   auto remote = unknown();
-  (void)remote.meet(hello(7, 5, 0), true, nullptr, std::nullopt);
-  EXPECT_TRUE(remote.is_of(hello(7, 5, 0), true, std::nullopt));
-  EXPECT_FALSE(remote.is_of(hello(7, 5, 0), true, 1000));
-}
-
-TEST(OtherEnd, HasOneNumber) {
-  auto other = unknown();
-  (void)other.meet(hello(7, 0, 0), true, nullptr);  // an acceptor's hello names no link
-  EXPECT_EQ(other.other_number(), 0U);
-  EXPECT_TRUE(other.pair(5));
-  EXPECT_TRUE(other.pair(5));
-  EXPECT_FALSE(other.pair(6));
-  EXPECT_EQ(other.other_number(), 5U);
+  (void)remote.meet(hello(7), nullptr, std::nullopt);
+  EXPECT_TRUE(remote.is_of(hello(7), std::nullopt));
+  EXPECT_FALSE(remote.is_of(hello(7), 1000));
 }
 
 TEST(OtherEnd, PartsWithADeadSessionAlone) {
   const auto dead = std::make_shared<Session>(PeerInfo{"peer", 1, 7});
   const auto other_one = std::make_shared<Session>(PeerInfo{"peer", 1, 8});
-  OtherEnd other({"peer", -1, 0}, number, dead);
+  OtherEnd other({"peer", -1, 0}, dead);
   EXPECT_EQ(other.part_with(*other_one), nullptr);
   EXPECT_EQ(other.session(), dead);
   EXPECT_EQ(other.part_with(*dead), dead);

@@ -146,13 +146,15 @@ Result<RawConnection> dial_with_the_key(const std::string& address, const wire::
   if (!agreed) return agreed.status();
   if (const auto theirs = connection.read(wire::Kind::hello); !theirs) return theirs.status();
   if (auto status = connection.write(hello_frame(hello)); !status) return status;
+  if (hello.purpose != wire::Hello::Purpose::calls) return connection;
+  if (auto status = connection.write(go_frame(hello.connection)); !status) return status;  // its incarnation is low
   return connection;
 }
 
 wire::Hello hello_for(const std::string& name, wire::Hello::Purpose purpose) {
   auto hello = raw_hello(name);
   hello.purpose = purpose;
-  hello.link = 7;
+  hello.connection = 7;
   return hello;
 }
 
@@ -174,8 +176,7 @@ TEST_F(OtherUsers, WithTheKeyGetNoSharedMemoryBySayingThatTheyAreTheAgentsUser) 
   const auto address = address_of(store, "agent");
   EXPECT_EQ(as_stranger([&] {
               auto calls = dial_with_a_lie(address, wire::Hello::Purpose::calls);
-              auto back = dial_with_a_lie(address, wire::Hello::Purpose::calls_back);
-              if (!calls || !back) return 2;
+              if (!calls) return 2;
               Bytes open;
               Writer payload(open);
               payload.put(static_cast<std::uint8_t>(ChannelBinding::Control::open));
@@ -185,7 +186,7 @@ TEST_F(OtherUsers, WithTheKeyGetNoSharedMemoryBySayingThatTheyAreTheAgentsUser) 
               header.call = 1;
               if (!calls->write(wire::assemble(header, {}, {}, open)).ok()) return 3;
               for (;;) {
-                const auto answer = back->read(wire::Kind::control);
+                const auto answer = calls->read(wire::Kind::control);
                 if (!answer) return 4;
                 if (text_of(answer->body).find("another user: uid 12345") != std::string_view::npos) return 0;
               }
@@ -201,24 +202,25 @@ TEST_F(OtherUsers, WithTheKeyNeitherAddToNorReplaceTheLinkOfAPeerWhoseNameTheySt
   ASSERT_TRUE(honest.ok()) << honest.status().text();
   ASSERT_TRUE(eventually([&] { return agent->check_process("peer").ok(); }));
   auto newer = hello_for("peer", wire::Hello::Purpose::calls);
-  newer.link = 8;
+  newer.connection = 8;
   auto restarted = newer;
   ++restarted.incarnation;
-  for (const auto& hello : {hello_for("peer", wire::Hello::Purpose::calls_back),
+  for (const auto& hello : {hello_for("peer", wire::Hello::Purpose::bulk_back),
                             hello_for("peer", wire::Hello::Purpose::bulk), newer, restarted}) {
     EXPECT_EQ(as_stranger([&] {
                 auto added = dial_with_the_key(address, hello);
                 return !added ? 2 : added->ended(seconds(10)) ? 0 : 1;
               }),
               0)
-        << static_cast<int>(hello.purpose) << " " << hello.link << " " << hello.incarnation;
+        << static_cast<int>(hello.purpose) << " " << hello.connection << " " << hello.incarnation;
   }
   EXPECT_TRUE(agent->check_process("peer").ok());
-  auto own = dial_with_the_key(address, hello_for("peer", wire::Hello::Purpose::calls_back));
+  auto own = dial_with_the_key(address, newer);
   ASSERT_TRUE(own.ok());
+  EXPECT_TRUE(honest->ended()) << "the peer's user replaces it";
   auto call = agent->call("peer", "f", {});
   const auto request = own->read(wire::Kind::request);
-  EXPECT_TRUE(request.ok()) << "the peer's user adds one: " << request.status().text();
+  EXPECT_TRUE(request.ok()) << request.status().text();
   call.cancel();
 }
 

@@ -13,6 +13,7 @@
 
 #include "agent/address.h"
 #include "agent/auth.h"
+#include "agent/connections.h"
 #include "agent/rendezvous/blocking_io.h"
 #include "agent/rendezvous/directory.h"
 #include "agent/wire/frame.h"
@@ -117,16 +118,40 @@ inline Bytes hello_frame(const wire::Hello& hello) {
   return wire::assemble(header, {}, {}, encode(hello));
 }
 
+inline Bytes go_frame(std::uint64_t number) {
+  wire::Header header;
+  header.kind = wire::Kind::go;
+  header.connection = number;
+  return wire::assemble(header, {}, {}, {});
+}
+
+/// The number of a raw peer's connection for calls, if it decides, as it does whose incarnation is low.
+constexpr std::uint64_t raw_number = 1;
+
+/// Sends `go`, or reads the other side's. `self` and `other`: the incarnations. A bulk connection's acceptor says it.
+inline Status raw_go(RawConnection& connection, std::uint64_t self, std::uint64_t other, wire::Hello::Purpose purpose,
+                     bool dialled, std::uint64_t number = raw_number) {
+  if (!decides({"", -1, self}, other, purpose, dialled)) return connection.read(wire::Kind::go).status();
+  return connection.write(go_frame(number));
+}
+
 /// Dials the agent `name` of the store, and performs the handshake and the exchange of hellos. Frames may follow. Dials
 /// again if the agent has cut it off, as an agent does whose acceptor, or who itself, was held up in the handshake.
-inline RawConnection raw_dial(const std::shared_ptr<Store>& store, const std::string& name, const wire::Hello& hello,
-                              bool by_unix = true) {
+/// `go`: also waits for the agent's `go`, or says `go` with the number in the hello, or else with raw_number.
+inline RawConnection raw_dial(const std::shared_ptr<Store>& store, const std::string& name, wire::Hello hello,
+                              bool by_unix = true, bool go = true) {
+  const auto number = hello.connection != 0 ? hello.connection : raw_number;
+  if (hello.purpose != wire::Hello::Purpose::calls) hello.connection = number;
   for (const Since since;;) {
     auto connection = raw_connect(record_of(store, name), by_unix);
     const auto agreed = handshake_as_dialler(connection.fd(), raw_terms(Key(), false), deadline_after(long_enough));
     auto status = agreed.status();
-    if (status.ok()) status = connection.read(wire::Kind::hello).status();
+    const auto theirs = status.ok() ? connection.read(wire::Kind::hello) : Result<RawConnection::Frame>(status);
+    status = theirs.status();
     if (status.ok()) status = connection.write(hello_frame(hello));
+    if (status.ok() && go)
+      status = raw_go(connection, hello.incarnation, wire::Hello::decode(theirs->body)->incarnation, hello.purpose,
+                      true, number);
     if (!status.ok() && status.code() == Code::connection_lost && since.passed() < long_enough) continue;
     EXPECT_TRUE(status.ok()) << status.text();
     return connection;
@@ -170,6 +195,9 @@ class RawPeer {
       EXPECT_TRUE(frame.ok()) << frame.status().text();
       auto hello = frame.ok() ? wire::Hello::decode(frame->body) : Result<wire::Hello>(frame.status());
       EXPECT_TRUE(hello.ok());
+      if (hello.ok()) status = raw_go(connection, hello_.incarnation, hello->incarnation, hello->purpose, false);
+      if (status.code() == Code::connection_lost && since.passed() < long_enough) continue;
+      EXPECT_TRUE(status.ok()) << status.text();
       return {std::move(connection), hello.ok() ? std::move(*hello) : wire::Hello()};
     }
   }

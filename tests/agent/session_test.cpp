@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
 #include <iostream>
 #include <optional>
 #include <thread>
@@ -127,71 +128,104 @@ TEST_P(Sessions, EndWhenTheProcessEnds) {
   EXPECT_EQ(deaths, 1);
 }
 
-TEST(SessionsWithAHandMadePeer, GoOnInTheLinkThatReplacesAnOldOne) {
-  const auto store = std::make_shared<MemoryStore>();
-  const auto a = join(store, "a", {"unix", "basic"});
-  RawPeer peer(store, "peer");
-  auto hello = peer.hello();
-  hello.link = 1;
-  const auto first = raw_dial(store, "a", hello);
-  ASSERT_TRUE(eventually([&] { return a->linked("peer").has_value(); }));
-  // The peer's next link names one of this agent's that has ended: the connection is refused, and the link that was
-  // made for it has none.
-  hello.link = 2;
-  hello.other_link = 99;
-  auto second = raw_dial(store, "a", hello);
-  EXPECT_TRUE(second.ended());
-  peer.stop_listening();
-  auto call = a->call("peer", "f", message_of("m"), within(long_enough));
-  EXPECT_FALSE(call.wait(Clock().now() + Milliseconds(500))) << "a call that was not sent waits for the session";
-}
-
-/// A peer whose link 5 has taken the connection on which "a" calls it, and which then dials "a" for its link 6.
-class TwoLinksOfAPeer : public ::testing::Test {
+/// An agent "a" and a hand-made peer, one of which decides which connection carries their calls.
+class SessionsWithAHandMadePeer : public ::testing::Test {
  protected:
-  static wire::Hello hello_of(std::uint64_t link) {
-    auto hello = raw_hello("peer", 0);
-    hello.features = wire::feature::link;
-    hello.link = link;
-    return hello;
+  void join_as(std::uint64_t incarnation) {
+    a = join(store, "a", {"unix", "basic"},
+             [&](RawAgentOptions& options) { options.surroundings.incarnation = incarnation; });
+    peer.emplace(store, "peer");
   }
-  void say_link() { ASSERT_TRUE(called->connection.write(plain_frame(wire::Kind::link, 5)).ok()); }
-  RawConnection dial_for_link_6() {
-    auto hello = hello_of(6);
-    hello.incarnation = peer.hello().incarnation;
-    return raw_dial(store, "a", hello);
+  static constexpr std::uint64_t lowest = 1, highest = ~std::uint64_t{0};
+
+  RawConnection dial(std::uint64_t number, bool go = true) {
+    auto hello = peer->hello();
+    hello.connection = number;
+    return raw_dial(store, "a", hello, true, go);
   }
-  void SetUp() override {
-    called.emplace(peer.accept());
-    ASSERT_TRUE(called->connection.read(wire::Kind::request).ok());
+  static bool answers(RawConnection& connection) {
+    return connection.write(plain_frame(wire::Kind::ping)).ok() && connection.read(wire::Kind::pong).ok();
   }
+
   const std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
-  const std::shared_ptr<RawAgent> a = join(store, "a", {"unix", "basic"});
-  RawPeer peer{store, "peer", hello_of(0)};
-  Call call = a->call("peer", "f", message_of("m"), within(long_enough));
-  std::optional<RawPeer::Accepted> called;
+  std::shared_ptr<RawAgent> a;
+  std::optional<RawPeer> peer;
 };
 
-TEST_F(TwoLinksOfAPeer, TheNewOneEndsTheOther) {
-  say_link();
-  ASSERT_TRUE(called->connection.write(plain_frame(wire::Kind::ping)).ok());
-  ASSERT_TRUE(called->connection.read(wire::Kind::pong).ok());  // so the link frame before it has been read
-  auto dialled = dial_for_link_6();
-  EXPECT_TRUE(called->connection.ended());
-  ASSERT_TRUE(dialled.write(request_frame(1, "nothing")).ok());
-  EXPECT_TRUE(dialled.read(wire::Kind::reply).ok()) << "the new link lives";
+TEST_F(SessionsWithAHandMadePeer, GoOnOverTheConnectionThatThePeerTakesNext) {
+  join_as(highest);
+  auto first = dial(1);
+  ASSERT_TRUE(answers(first));
+  auto second = dial(2);
+  EXPECT_TRUE(first.ended());
+  EXPECT_TRUE(answers(second)) << "the peer decides";
 }
 
-TEST_F(TwoLinksOfAPeer, DoNotJoinOneOfThisAgent) {
-  auto dialled = dial_for_link_6();
-  ASSERT_TRUE(dialled.write(request_frame(1, "nothing")).ok());
-  ASSERT_TRUE(dialled.read(wire::Kind::reply).ok()) << "which link of the peer was called is not known yet";
-  say_link();
-  ASSERT_TRUE(call.wait(Clock().now() + long_enough));
-  const auto status = call.take().status();
-  EXPECT_EQ(status.code(), Code::connection_lost);
-  EXPECT_THAT(std::string(status.what()), HasSubstr("of two links"));
-  EXPECT_TRUE(dialled.ended());
+TEST_F(SessionsWithAHandMadePeer, FollowNoConnectionThatThePeerHasGivenUp) {
+  join_as(highest);
+  auto second = dial(2);
+  ASSERT_TRUE(answers(second));
+  auto first = dial(1);
+  EXPECT_TRUE(first.ended()) << "its `go` was late";
+  EXPECT_TRUE(answers(second));
+}
+
+TEST_F(SessionsWithAHandMadePeer, TakeTheDialOfAPeerThatHasLostTheConnection) {
+  join_as(lowest);
+  auto first = dial(0);
+  ASSERT_TRUE(answers(first));
+  auto crossing = dial(0, false);  // it has not read `go` of the first one
+  EXPECT_TRUE(crossing.ended());
+  ASSERT_TRUE(answers(first));
+  auto second = dial(1);
+  EXPECT_TRUE(first.ended());
+  EXPECT_TRUE(answers(second));
+}
+
+// The thread that waited had the pool watch the connection no longer.
+TEST_F(SessionsWithAHandMadePeer, ReadItsRequestsAfterAThreadHasWaitedForItsReply) {
+  join_as(highest);
+  serve_echo(*a);
+  auto connection = dial(1);
+  for (std::uint64_t number = 1; number <= 20; ++number) {
+    auto call = a->call("peer", "f", {}, within(long_enough));
+    auto waits = std::async(std::launch::async, [&] { return call.wait(); });
+    const auto request = connection.read(wire::Kind::request);
+    ASSERT_TRUE(request.ok()) << request.status().text();
+    ASSERT_TRUE(connection.write(reply_frame(request->header.call)).ok());
+    ASSERT_TRUE(waits.get());
+    ASSERT_TRUE(connection.write(request_frame(number, "echo")).ok());
+    ASSERT_TRUE(connection.read(wire::Kind::reply).ok());
+  }
+}
+
+TEST_F(SessionsWithAHandMadePeer, ReadItsRequestsWhileAThreadWaitsForItsReply) {
+  join_as(highest);
+  serve_echo(*a);
+  auto connection = dial(1);
+  auto call = a->call("peer", "f", {}, within(long_enough));
+  auto waits = std::async(std::launch::async, [&] { return call.wait(); });
+  const auto request = connection.read(wire::Kind::request);
+  ASSERT_TRUE(request.ok()) << request.status().text();
+  for (std::uint64_t number = 1; number <= 20; ++number) {
+    ASSERT_TRUE(connection.write(request_frame(number, "echo")).ok());
+    ASSERT_TRUE(connection.read(wire::Kind::reply).ok());
+  }
+  ASSERT_TRUE(connection.write(reply_frame(request->header.call)).ok());
+  EXPECT_TRUE(waits.get());
+}
+
+TEST_F(SessionsWithAHandMadePeer, HaveBulkConnectionsOfTheirConnectionForCallsAlone) {
+  join_as(highest);
+  auto calls = dial(3);
+  ASSERT_TRUE(answers(calls));
+  auto bulk = peer->hello();
+  bulk.purpose = wire::Hello::Purpose::bulk;
+  bulk.connection = 2;
+  EXPECT_TRUE(raw_dial(store, "a", bulk, true, false).ended());
+  bulk.connection = 3;
+  auto taken = raw_dial(store, "a", bulk);
+  EXPECT_TRUE(answers(calls));
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, Sessions,

@@ -201,6 +201,7 @@ class Agents {
     record = describe_this_process();
     record.name = hostile_name;
     record.unix_address = listening->address;
+    record.incarnation = 1;  // the lowest one, so the hostile peer decides which connection carries the calls
     must(
         hostile_directory_.emplace(store, "tensorferry", Key()).join(record, [](const Record&) { return false; }).ok());
   }
@@ -239,7 +240,8 @@ class Agents {
   std::string target_address;
   wire::Hello hello;  // of the target
   Record record;
-  FileDescriptor listener;  // of the hostile peer
+  FileDescriptor listener;        // of the hostile peer
+  std::uint64_t connections = 0;  // that the hostile peer has taken for calls
   std::atomic<bool> end_waiting{false};
 
  private:
@@ -285,6 +287,7 @@ class Session {
     hello.incarnation = agents_.record.incarnation;
     hello.devices = agents_.hello.devices;
     hello.drivers = agents_.hello.drivers;
+    hello.connection = agents_.connections;
     if ((shape_ & 0x20) != 0) hello.drivers = {{"basic", {{{}, {}}}}, {"basic", {{{}, {}}}}, {"none", {}}};
     if ((shape_ & 0x40) != 0) {
       auto said = fuzzing::message_from<wire::Hello>(in_, (shape_ & 0x10) != 0);
@@ -294,17 +297,26 @@ class Session {
     }
     return encode(hello);
   }
-  static Bytes frame_of(ByteView hello) {
+  /// Returns the frame of a hello, and `go` if it is the hostile peer that says it.
+  Bytes opening(ByteView hello) {
     Header header;
     header.kind = Kind::hello;
-    return wire::assemble(header, {}, {}, hello);
+    auto frames = wire::assemble(header, {}, {}, hello);
+    const auto said = wire::Hello::decode(hello);
+    if (!said.ok() || said->purpose != wire::Hello::Purpose::calls) return frames;
+    if (said->incarnation >= agents_.hello.incarnation) return frames;
+    header.kind = Kind::go;
+    header.connection = ++agents_.connections;
+    const auto go = wire::assemble(header, {}, {}, {});
+    frames.insert(frames.end(), go.begin(), go.end());
+    return frames;
   }
 
   void dial(wire::Hello::Purpose purpose) {
     auto socket = run_handshake(agents_.target_address);
     (void)read_hello(socket.get());
     const auto hello = hello_of(purpose);
-    connections_.emplace_back(std::move(socket)).write(frame_of(hello), 0);
+    connections_.emplace_back(std::move(socket)).write(opening(hello), 0);
   }
   /// Accepts the connection that the agent dials when it calls. If the agent still has a link of the life before, it
   /// does not dial; the call then fails, and this returns.
@@ -315,7 +327,7 @@ class Session {
       FileDescriptor socket(::accept4(agents_.listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket || !handshake_as_acceptor(socket.get(), terms(), soon()).ok()) continue;
       Connection connection(std::move(socket));
-      connection.write(frame_of(hello_of(wire::Hello::Purpose::calls)), 0);
+      connection.write(opening(hello_of(wire::Hello::Purpose::calls)), 0);
       connections_.push_back(std::move(connection));
       return;
     }

@@ -88,9 +88,8 @@ Session::Next Session::odd_frame() {
   Next made;
   auto& frame = made.frame;
   frame.word = random_.one_in(3) ? random_.edge() : random_.below(calls_ + 2);
-  frame.kind = random_.one_of({cancel, cancel, release, ping, pong, status, dial});
-  if (random_.one_in(60)) frame.kind = random_.one_of({ring, hello, reply, bulk, goodbye, link_number});
-  if (frame.kind == dial) frame.payload = Out().u8(random_.one_in(20) ? random_.next() : 1 + random_.below(2));
+  frame.kind = random_.one_of({cancel, cancel, release, ping, pong, status});
+  if (random_.one_in(60)) frame.kind = random_.one_of({ring, hello, reply, bulk, goodbye, go, want_bulk});
   if (frame.kind == release) add_extensions(frame);
   if (frame.kind == reply) add_buffers(frame, made.buffers, random_.below(2), true);
   if (frame.kind == ring || frame.kind == hello) frame.payload = random_.bytes(random_.below(40));

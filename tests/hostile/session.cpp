@@ -38,6 +38,8 @@ std::pair<std::vector<std::string>, std::uint64_t> read_hello(std::string_view p
   return {names, incarnation};
 }
 
+constexpr std::uint8_t calls_purpose = 1, bulk_purpose = 2;
+
 }  // namespace
 
 Session::Session(const Target& target, Random& random, Meddler& meddler, Score& score, std::string name)
@@ -58,8 +60,8 @@ std::optional<Connection> Session::dialled(std::uint8_t purpose) {
   mine.name = facts_.name;
   mine.incarnation = facts_.mine;
   mine.expected = random_.one_in(2) ? 0 : facts_.theirs;
-  mine.link = 1;
-  mine.features = random_.one_in(8) ? static_cast<std::uint32_t>(random_.next()) : 31;
+  mine.connection = streams_.number;
+  mine.features = random_.one_in(8) ? static_cast<std::uint32_t>(random_.next()) : 15;
   mine.channels = channels_of_this_process();
   Frame frame;
   frame.kind = hello;
@@ -67,16 +69,23 @@ std::optional<Connection> Session::dialled(std::uint8_t purpose) {
   auto bytes = frame.bytes();
   if (random_.one_in(60)) bytes[random_.below(bytes.size())] = static_cast<char>(random_.next());
   if (!connection.write(bytes)) return {};
+  if (purpose == calls_purpose && facts_.mine < facts_.theirs) {  // this side decides
+    Frame takes;
+    takes.kind = go;
+    takes.word = streams_.number = random_.one_in(20) ? random_.edge() : 1 + random_.below(3);
+    return connection.write(takes.bytes()) ? std::move(connection) : std::optional<Connection>();
+  }
+  const auto taken = connection.read(milliseconds(5000));
+  if (!taken || taken->header.kind != go) return {};
+  if (purpose == calls_purpose) streams_.number = taken->header.word;
   return connection;
 }
 
 bool Session::begin() {
-  constexpr std::uint8_t calls = 1, bulks = 2, calls_back = 3;
-  streams_.calls = dialled(calls);
+  streams_.calls = dialled(calls_purpose);
   if (!streams_.calls) return false;
   ++score_.links;
-  if (!random_.one_in(3)) streams_.bulk = dialled(bulks);
-  if (!random_.one_in(3)) streams_.back = dialled(calls_back);
+  if (!random_.one_in(3)) streams_.bulk = dialled(bulk_purpose);
   streams_.reads_nothing = random_.one_in(30);
   if (streams_.calls->by_unix_socket() && random_.one_in(2)) offer_ring();
   return true;
@@ -168,7 +177,7 @@ bool Session::send(Next next) {
   return true;
 }
 
-void Session::take(Connection::Incoming frame, bool is_back) {
+void Session::take(Connection::Incoming frame) {
   constexpr std::uint8_t accepted = 2;
   switch (frame.header.kind) {
     case pong:
@@ -178,7 +187,7 @@ void Session::take(Connection::Incoming frame, bool is_back) {
       ++score_.replies;
       break;
     case request:
-      if (is_back && called_.size() < 64) called_.push_back(frame.header.word);
+      if (called_.size() < 64) called_.push_back(frame.header.word);
       ++score_.calls_back;
       break;
     case ring:
@@ -200,8 +209,7 @@ void Session::take(Connection::Incoming frame, bool is_back) {
 }
 
 void Session::drain(Connection& from, milliseconds for_a_pong) {
-  const bool is_back = streams_.back && &from == &*streams_.back;
-  while (auto frame = from.read(streams_.got_pong ? milliseconds(0) : for_a_pong)) take(std::move(*frame), is_back);
+  while (auto frame = from.read(streams_.got_pong ? milliseconds(0) : for_a_pong)) take(std::move(*frame));
 }
 
 bool Session::attack(std::uint64_t frames) {
@@ -216,10 +224,7 @@ bool Session::attack(std::uint64_t frames) {
   calls.write(asks.bytes());
   drain(calls, milliseconds(streams_.may_be_out_of_step ? 100 : 5000));
   if (!streams_.got_pong) return false;
-  if (streams_.back) {
-    drain(*streams_.back, milliseconds(0));
-    for (const auto call : std::exchange(called_, {})) streams_.back->write(answer_to(call).frame.bytes());
-  }
+  for (const auto call : std::exchange(called_, {})) calls.write(answer_to(call).frame.bytes());
   return !calls.ended();
 }
 

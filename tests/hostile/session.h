@@ -60,7 +60,7 @@ class Session {
   bool send(Next next);
   bool send_control(Control control);
   void drain(Connection& from, std::chrono::milliseconds for_a_pong);
-  void take(Connection::Incoming frame, bool is_back);
+  void take(Connection::Incoming frame);
   void offer_ring();
   bool push_into_ring(const std::string& frame);
 
@@ -71,7 +71,8 @@ class Session {
   Facts facts_;
   Channels channels_{random_, meddler_};
   struct Streams {
-    std::optional<Connection> calls, bulk, back;  // back: the agent sends requests on it
+    std::optional<Connection> calls, bulk;
+    std::uint64_t number = 0;  // of the connection for calls
     bool bulk_is_stuck = false, reads_nothing = false, got_pong = false;
     bool may_be_out_of_step = false;  // the agent may wait for the rest of a broken frame
   };

@@ -110,7 +110,7 @@ std::string Greeting::encoded() const {
   out.varint(1).u8(0).u8(0);  // one device: the CPU
   out.varint(channels.size());
   for (const auto& channel : channels) out.text(channel.name).varint(1).u8(0).u8(0).text(channel.descriptor);
-  return out.u32(features).u64(link).u64(peers_link);
+  return out.u32(features).u64(connection);
 }
 
 }  // namespace hostile

@@ -55,11 +55,11 @@ enum Kind : std::uint8_t {
   goodbye,
   bulk,
   ring,
-  dial,
+  want_bulk,
   status,
-  link_number,
+  go,
 };
-inline constexpr std::uint8_t last_kind = link_number;
+inline constexpr std::uint8_t last_kind = go;
 
 inline constexpr std::uint8_t flag_error = 1, flag_spilled = 2;
 inline constexpr std::size_t header_bytes = 40, longest_body = 65536;
@@ -70,7 +70,7 @@ struct Frame {
   std::uint16_t buffers = 0;
   std::uint8_t descriptors = 0;
   std::uint32_t function = 0;
-  std::uint64_t word = 0;  // call, control, sequence or link
+  std::uint64_t word = 0;  // call, control, sequence or connection
   std::uint32_t remaining = 0, order = 0;
   std::string extensions, records, payload;
   std::string trailing;
@@ -110,7 +110,7 @@ struct Channel {
 struct Greeting {
   std::uint8_t purpose = 1;
   std::string name;
-  std::uint64_t incarnation = 0, expected = 0, link = 0, peers_link = 0;
+  std::uint64_t incarnation = 0, expected = 0, connection = 0;
   std::uint32_t features = 0;
   std::vector<Channel> channels;  // for the CPU
   [[nodiscard]] std::string encoded() const;
