@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from emulated_network import EmulatedNetwork
 from tensorferry import doctor
 from tensorferry.doctor import report, settings
+from tensorferry.doctor.gpu_facts import Gpu, GpuFacts, gather
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -41,7 +44,7 @@ class Fault:
     state: str
     found: str  # a regular expression
     environ: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)  # below the root
+    files: dict[str, Any] = field(default_factory=dict)  # below the root
     prepare: Callable[[Path], object] = lambda tmp: None
 
 
@@ -231,12 +234,17 @@ def short_path() -> Iterator[Path]:
 def test_a_fault_in_settings_or_files_is_named(fault: Fault, short_path: Path) -> None:
     fault.prepare(short_path)
     root = short_path / "root"
-    for name, text in fault.files.items():
+    write_files(root, fault.files)
+    environ = {name: value.replace("{tmp}", str(short_path)) for name, value in fault.environ.items()}
+    check_named(doctor.examine(doctor.Host(root, environ)), fault.check, fault.state, fault.found)
+
+
+def write_files(root: Path, files: dict[str, Any]) -> None:
+    """Writes files below ``root``; None makes the folder alone."""
+    for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         if text is not None:
             (root / name).write_text(text)
-    environ = {name: value.replace("{tmp}", str(short_path)) for name, value in fault.environ.items()}
-    check_named(doctor.examine(doctor.Host(root, environ)), fault.check, fault.state, fault.found)
 
 
 def check_named(findings: list[doctor.Finding], check: str, state: str, found: str) -> None:
@@ -244,6 +252,107 @@ def check_named(findings: list[doctor.Finding], check: str, state: str, found: s
     assert named, "\n".join(map(str, findings))
     assert all(each.cost for each in named), "it says what the fault costs"
     assert not any("the check itself failed" in each.found for each in findings)
+
+
+# ---- faults of GPUs, which this host need not have
+
+H200 = Gpu("H200")
+WORKING = GpuFacts("13.0", ("sm_80", "sm_90", "compute_90"), "13.1", "", (H200, H200))
+LOADED = {"proc/driver/nvidia/version": "NVRM"}
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+def gpu_fault(
+    name: str, check: str, state: str, found: str, environ: dict[str, str] | None = None, **facts: Any
+) -> Any:
+    given = dataclasses.replace(WORKING, **facts)
+    return pytest.param(given, environ or {}, check, state, found, id=name.replace(" ", "-"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "environ", "check", "state", "found"),
+    [
+        gpu_fault("torch is built without CUDA", "gpus", "broken", "without CUDA", torch_cuda="", gpus=()),
+        gpu_fault(
+            "the container has no library of the driver", "driver", "broken", "libcuda.so.1: cannot open",
+            gpus=(), driver_cuda="", driver_error="libcuda.so.1: cannot open shared object file",
+        ),
+        gpu_fault(
+            "the driver is too old for torch", "driver", "broken", "CUDA 12.8 at most, and .* for 13.0",
+            gpus=(), driver_cuda="12.8",
+        ),
+        gpu_fault(
+            "the driver does not start", "gpus", "broken", "CUDA_ERROR_SYSTEM_NOT_READY",
+            gpus=(), driver_error="cuInit: CUDA_ERROR_SYSTEM_NOT_READY",
+        ),
+        gpu_fault(
+            "the driver fails beside torch", "driver", "broken", "CUDA_ERROR_UNKNOWN", driver_error="CUDA_ERROR_UNKNOWN"
+        ),
+        gpu_fault(
+            "a variable leaves no GPU", "gpus", "slow", "CUDA_VISIBLE_DEVICES=9 leaves no GPU",
+            {"CUDA_VISIBLE_DEVICES": "9"}, gpus=(), driver_error="cuInit: CUDA_ERROR_NO_DEVICE",
+        ),
+        gpu_fault("GPUs have no peer access", "peer_access", "slow", "1 of 2 pairs", without_peer_access=((0, 1),)),
+        gpu_fault("NVRTC is missing", "nvrtc", "slow", "libnvrtc.so.13", nvrtc_error="libnvrtc.so.13: no such file"),
+        gpu_fault(
+            "torch has no kernels for the GPU", "gpu_kernels", "broken", r"cuda:0 \(V100, sm_70\)",
+            gpus=(Gpu("V100", (7, 0)),),
+        ),
+        gpu_fault(
+            "the GPU is exclusive", "compute_mode", "slow", "cuda:1 .* EXCLUSIVE_PROCESS",
+            gpus=(H200, Gpu("H200", compute_mode=3)),
+        ),
+        gpu_fault(
+            "the GPU is prohibited", "compute_mode", "broken", "PROHIBITED", gpus=(Gpu("H200", compute_mode=2),)
+        ),
+        gpu_fault(
+            "expandable segments cannot be exported", "gpu_handles", "slow", "cuda:0 exports no file descriptors",
+            EXPANDABLE, gpus=(Gpu("T4", posix_descriptors=False),),
+        ),
+        gpu_fault(
+            "pools cannot be exported", "gpu_handles", "slow", "PYTORCH_ALLOC_CONF takes memory from cudaMallocAsync",
+            {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"},
+        ),
+        gpu_fault(
+            "cards do not reach the GPU", "gpu_direct", "slow", "memory of cuda:0",
+            gpus=(Gpu("RTX", gpu_direct_rdma=False),),
+        ),
+    ],
+)  # fmt: skip
+def test_a_fault_of_gpus_is_named(
+    facts: GpuFacts, environ: dict[str, str], check: str, state: str, found: str, tmp_path: Path
+) -> None:
+    write_files(tmp_path, {**LOADED, **ACTIVE})
+    findings = doctor.examine(doctor.Host(tmp_path, environ, lambda: facts))
+    check_named(findings, check, state, found)
+    assert all(each.advice for each in findings if each.check == check and each.state != "ok"), "it says what to do"
+
+
+@pytest.mark.parametrize("environ", [{}, EXPANDABLE])
+def test_gpus_without_a_fault_are_as_they_should_be(environ: dict[str, str], tmp_path: Path) -> None:
+    write_files(tmp_path, LOADED)
+    findings = doctor.examine(doctor.Host(tmp_path, environ, lambda: WORKING))
+    of_gpus = ("gpus", "driver", "gpu_kernels", "compute_mode", "peer_access", "nvrtc", "gpu_handles", "gpu_direct")
+    states = {each.check: each.state for each in findings if each.check in of_gpus}
+    assert states == dict.fromkeys(["gpus", "driver", "peer_access", "nvrtc", "gpu_handles"], "ok")
+
+
+@pytest.mark.parametrize("environ", [{}, {"CUDA_VISIBLE_DEVICES": "-1"}])
+def test_a_host_whose_gpus_are_hidden_or_missing_has_nothing_to_mend(environ: dict[str, str], tmp_path: Path) -> None:
+    write_files(tmp_path, LOADED if environ else {})
+    findings = doctor.examine(doctor.Host(tmp_path, environ, lambda: dataclasses.replace(WORKING, gpus=())))
+    assert [each.state for each in findings if each.check in ("gpus", "driver")] == ["note"]
+
+
+def test_the_facts_of_this_hosts_gpus_are_those_of_torch() -> None:
+    facts = gather()
+    assert facts.torch_cuda == (torch.version.cuda or "")
+    assert len(facts.gpus) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    if facts.gpus:
+        assert facts.gpus[0].capability == torch.cuda.get_device_capability(0)
+        assert facts.driver_error == "" and float(facts.driver_cuda) >= 12
+    elif facts.torch_cuda:
+        assert facts.driver_error
 
 
 def test_little_locked_memory_is_broken_beside_an_rdma_card_only(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Sequence
 
 from ..progress import Progress
-from . import devices, limits, memory, network, peer, report, settings
+from . import gpus, limits, memory, network, peer, rdma, report, settings
 from .finding import BROKEN, Finding, Host, run
 from .peer import Path
 
 __all__ = ["CHECKS", "Finding", "Host", "Path", "examine", "main"]
 
 #: All checks of the host, in the order of the report.
-CHECKS = (*memory.CHECKS, *limits.CHECKS, *settings.CHECKS, *network.CHECKS, *devices.CHECKS)
+CHECKS = (*memory.CHECKS, *limits.CHECKS, *settings.CHECKS, *network.CHECKS, *gpus.CHECKS, *rdma.CHECKS)
 
 
 def examine(host: Host | None = None) -> list[Finding]:

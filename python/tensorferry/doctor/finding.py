@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .gpu_facts import GpuFacts, gather
+
 __all__ = ["BROKEN", "NOTE", "OK", "SLOW", "Check", "Finding", "Host", "run"]
 
 OK = "ok"  # as it should be
@@ -36,15 +38,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Host:
-    """The host that is looked at: its files and this process's environment. Tests give others.
+    """The host that is looked at: its files, this process's environment and the GPUs. Tests give others.
 
     Args:
         root: the folder whose ``proc`` and ``sys`` are read.
         environ: the variables.
+        gpu_facts: returns what is known of the GPUs.
     """
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    gpu_facts: Callable[[], GpuFacts] = gather
 
     def read(self, path: str) -> str | None:
         """Returns the text of a file below the root, stripped; None: it cannot be read."""

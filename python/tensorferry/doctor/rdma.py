@@ -1,4 +1,4 @@
-"""Checks of GPUs and of RDMA cards."""
+"""Checks of RDMA cards."""
 
 from __future__ import annotations
 
@@ -6,65 +6,9 @@ import ctypes
 import os
 from collections.abc import Iterator
 
-import torch
-
 from .finding import BROKEN, NOTE, OK, SLOW, Finding, Host
 
 __all__ = ["CHECKS"]
-
-
-def gpus(host: Host) -> Iterator[Finding]:
-    driver = (host.root / "proc/driver/nvidia").exists()
-    if not torch.version.cuda:
-        if driver:
-            cost = "Tensors on GPUs cannot be used at all."
-            found = "this host has GPUs, and this torch was built without CUDA"
-            yield Finding("gpus", BROKEN, found, cost, "pip install torch from the index for CUDA.")
-        return
-    hidden = host.variable("CUDA_VISIBLE_DEVICES")
-    if not torch.cuda.is_available():
-        if driver and hidden not in ("", "-1", "NoDevFiles"):
-            found = f"CUDA_VISIBLE_DEVICES={hidden} leaves no GPU"
-            yield Finding("gpus", SLOW, found, "Tensors stay on the CPU.", "nvidia-smi -L lists them.")
-        elif driver:
-            cost = "Tensors stay on the CPU."
-            yield Finding("gpus", BROKEN, "the driver is loaded, and CUDA finds no GPU", cost, "Run nvidia-smi.")
-        else:
-            yield Finding("gpus", NOTE, "no GPU")
-        return
-    count = torch.cuda.device_count()
-    yield Finding(
-        "gpus", OK, f"{count} GPUs: {', '.join(sorted({torch.cuda.get_device_name(i) for i in range(count)}))}"
-    )
-    yield from _peer_access(count)
-    yield from _nvrtc()
-
-
-def _peer_access(count: int) -> Iterator[Finding]:
-    pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
-    without = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-    if without:
-        one, other = without[0]
-        found = f"{len(without)} of {len(pairs)} pairs of GPUs have no peer access, as cuda:{one} and cuda:{other}"
-        cost = "Their tensors go through the host's memory (cuda_basic): 10 to 20 GB/s."
-        yield Finding(
-            "peer_access", SLOW, found, cost, "Choose GPUs of one NVLink domain or PCIe switch (nvidia-smi topo -m)."
-        )
-    elif pairs:
-        yield Finding("peer_access", OK, "all pairs of GPUs have peer access")
-
-
-def _nvrtc() -> Iterator[Finding]:
-    major = (torch.version.cuda or "").partition(".")[0]
-    try:
-        ctypes.CDLL(f"libnvrtc.so.{major}")
-    except OSError as error:
-        cost = "Custom reductions on GPUs are not compiled: they run on the CPU, or fail."
-        yield Finding(
-            "nvrtc", SLOW, f"NVRTC cannot be loaded: {error}", cost, f"pip install nvidia-cuda-nvrtc-cu{major}"
-        )
-    else:
-        yield Finding("nvrtc", OK, "NVRTC can be loaded")
 
 
 def rdma(host: Host) -> Iterator[Finding]:
@@ -132,4 +76,4 @@ def _ports(host: Host, card: str, cost: str) -> Iterator[Finding]:
                 yield Finding("rdma", OK, f"{what} is active, with GIDs {', '.join(map(str, valid))}")
 
 
-CHECKS = (gpus, rdma)
+CHECKS = (rdma,)
