@@ -121,6 +121,67 @@ def test_arrays_arrive_as_tensors_and_tensors_as_arrays(store: Any, server: Any)
     )
 
 
+ONLY_DLPACK = """
+class OnlyDlpack:
+    'What numpy cannot see: an object with the two methods of DLPack alone.'
+    def __init__(self, array):
+        self.array, self.device = array, (1, 0)
+    def __dlpack_device__(self):
+        return self.device
+class Old(OnlyDlpack):
+    'A producer from before DLPack 1.0.'
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__()
+class New(OnlyDlpack):
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        return self.array.__dlpack__(max_version=max_version)
+"""
+
+
+def test_objects_of_dlpack_arrive_as_arguments_and_as_results(store: Any, server: Any) -> None:
+    body = f"""{ONLY_DLPACK}
+import gc, time, weakref
+for kind in (Old, New):
+    for dtype in "u1 i1 i2 i4 i8 f2 f4 f8 c8 c16 ? u2 u4 u8".split():
+        whole = np.arange(24).reshape(4, 6).astype(dtype)
+        given = [whole, whole.T, whole[:, ::2], whole[1:, 1:], whole[:0], whole[2, 3, ...]]
+        got, named = agent.call("server", "echo", [kind(each) for each in given], dict(last=kind(whole)))
+        for sent, came in zip(given + [whole], got + [named["last"]]):
+            assert np.asarray(came).shape == sent.shape and (came == sent).all(), (dtype, sent, came)
+    assert agent.call("server", "kind", (kind(np.ones(3, "f4")),)) == "Tensor torch.float32"
+fixed = np.ones(3)
+fixed.flags.writeable = False
+assert (agent.call("server", "echo", (New(fixed),))[0][0] == 1).all()
+assert "DLPack" in str(raised(agent.call, "server", "echo", (Old(fixed),)))
+assert "negative stride" in str(raised(agent.call, "server", "echo", (New(np.ones(3)[::-1]),)))
+on_gpu = New(np.ones(3))
+on_gpu.device = (2, 0)
+assert "copy it to the host" in str(raised(agent.call, "server", "echo", (on_gpu,)))
+big = np.zeros(100_000)
+gone = weakref.ref(big)
+agent.call("server", "echo", (New(big),))
+del big
+until = time.monotonic() + 60
+while gone() is not None and time.monotonic() < until:
+    gc.collect()
+    time.sleep(0.01)
+assert gone() is None, "its memory is given back when the peer has it"
+kept = np.arange(50_000.0)
+agent.expose(lambda: New(kept), name="new")
+agent.expose(lambda: [Old(kept[::2]), dict(small=New(np.float32([1, 2])))], name="old")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    process = start(store, body, name="dlpack")
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(3):
+        assert torch.equal(server.rpc_sync("dlpack", "new"), torch.arange(50_000.0, dtype=torch.float64))
+    half, named = server.rpc_sync("dlpack", "old")
+    assert torch.equal(half, torch.arange(0.0, 50_000, 2, dtype=torch.float64)) and named["small"].tolist() == [1, 2]
+    process.stdin.close()
+    assert process.wait(60) == 0
+
+
 def test_values_arrive_as_what_they_were(store: Any, server: Any) -> None:
     run(
         store,

@@ -74,7 +74,7 @@ class Array:
 
 
 class _DlpackTensor(ctypes.Structure):
-    """DLTensor, the beginning of DLManagedTensor."""
+    """DLTensor: the beginning of DLManagedTensor, and what follows the header of DLManagedTensorVersioned."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -90,12 +90,34 @@ class _DlpackTensor(ctypes.Structure):
     ]
 
 
+#: The size of DLManagedTensorVersioned's header: version, manager_ctx, deleter and flags.
+_DLPACK_HEADER = 32
+
+_name_of_capsule = ctypes.pythonapi.PyCapsule_GetName
+_name_of_capsule.restype, _name_of_capsule.argtypes = ctypes.c_char_p, [ctypes.py_object]
 _pointer_of_capsule = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of_capsule.restype, _pointer_of_capsule.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
 def _address(data: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+
+
+def _exported(value: Any) -> tuple[Any, _DlpackTensor]:
+    """Returns the capsule that an object exports by DLPack, and the tensor in it. Asks for the versioned form first,
+    because the other one cannot be of memory that is read-only."""
+    try:
+        try:
+            capsule = value.__dlpack__(max_version=(1, 0))
+        except TypeError:  # a producer from before DLPack 1.0
+            capsule = value.__dlpack__()
+    except BufferError as error:
+        raise errors.InvalidArgument(f"a {type(value).__name__} exports no memory by DLPack: {error}") from error
+    name = _name_of_capsule(capsule)
+    header = {b"dltensor": 0, b"dltensor_versioned": _DLPACK_HEADER}.get(name or b"")
+    if header is None:
+        raise errors.InvalidArgument(f"a {type(value).__name__} exports a capsule {name!r}, which is not DLPack's")
+    return capsule, _DlpackTensor.from_address((_pointer_of_capsule(capsule, name) or 0) + header)
 
 
 def array_of(value: Any) -> np.ndarray:
@@ -229,9 +251,7 @@ class Writer:
     def _dlpack(self, value: Any) -> None:
         if value.__dlpack_device__()[0] not in (1, 3):  # kDLCPU, kDLCUDAHost
             raise errors.InvalidArgument("an array of a GPU cannot be sent without torch: copy it to the host")
-        capsule = value.__dlpack__()
-        address = _pointer_of_capsule(capsule, b"dltensor")
-        tensor = _DlpackTensor.from_address(address or 0)
+        capsule, tensor = _exported(value)
         number = _DLPACK.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
         if number is None:
             raise errors.InvalidArgument(f"DLPack's dtype {tensor.code}, {tensor.bits} bits, cannot be sent")
