@@ -67,7 +67,7 @@ class Writing {
       if (last) break;
     }
     // An arrow ends at the slice that encloses its time, so both ends lie strictly inside.
-    const auto inside = [&](std::int64_t at) { return std::clamp(at, begin, std::max(begin, end - 1)); };
+    const auto inside = [&](std::int64_t at) { return std::clamp<std::int64_t>(at, begin, std::max(begin, end - 1)); };
     const auto sent = call.stages[CallRecord::sent].load();
     if (call.served) {
       arrow("f", call.flow, begin, lane_of);

@@ -92,7 +92,7 @@ void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std:
   try {
     function->handler({link->peer(), function->name, std::move(arguments)}, std::move(reply));
     return;
-  } catch (const abi::__forced_unwind&) {
+  } catch (const ForcedUnwind&) {
     sleep_until_exit();
   } catch (const std::bad_alloc&) {
     out_of_memory::release_reserve();

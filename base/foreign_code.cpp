@@ -10,6 +10,7 @@
 namespace tensorferry {
 
 void log_thrown(std::string_view what) noexcept {
+  if (!std::current_exception()) sleep_until_exit();  // no exception of C++, but a thread that ends: see ForcedUnwind
   try {
     std::string line(what);
     line += " threw: ";

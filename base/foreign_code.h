@@ -11,6 +11,14 @@
 
 namespace tensorferry {
 
+#ifdef __GLIBCXX__
+/// The type by which a handler catches the unwinding of a thread that ends (pthread_exit, pthread_cancel).
+using ForcedUnwind = abi::__forced_unwind;
+#else
+/// libc++ gives that unwinding no type: catch (...) catches it, and log_thrown() recognizes it.
+struct ForcedUnwind {};
+#endif
+
 /// Logs the exception that is being handled, as one warning: "`what` threw: " and the first line of its text.
 void log_thrown(std::string_view what) noexcept;
 
@@ -23,7 +31,7 @@ template <class Body>
 void run_foreign(std::string_view what, Body&& body) noexcept {
   try {
     std::forward<Body>(body)();
-  } catch (const abi::__forced_unwind&) {
+  } catch (const ForcedUnwind&) {
     sleep_until_exit();
   } catch (...) {
     log_thrown(what);

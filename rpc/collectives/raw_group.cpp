@@ -20,7 +20,7 @@ template <class What, class Run>
 Status run_programs_code(const What& what, const Run& run) {
   try {
     return run();
-  } catch (const abi::__forced_unwind&) {
+  } catch (const ForcedUnwind&) {
     sleep_until_exit();
   } catch (const std::bad_alloc& error) {
     return {Code::resource_exhausted, formatted("{}: {}", what(), error.what())};
