@@ -36,7 +36,8 @@ def commands(comment: str) -> str:
 
 def environment_of(folder: Path) -> dict[str, str]:
     """The environment of the commands: ``folder`` is the home, with the page's program, and with ``tensorferry``."""
-    (program,) = blocks("python")
+    program, of_ray = blocks("python")
+    (folder / "ray_hosts.py").write_text(of_ray)
     (folder / "hosts.py").write_text(program)
     command(folder, "tensorferry", f'exec "{sys.executable}" -m tensorferry "$@"')
     path = f"{folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -188,6 +189,58 @@ wait -n && wait -n"""
         outputs_of([batch])
     assert stat.S_IMODE((tmp_path / ".tensorferry.key").stat().st_mode) == 0o600
     expect_the_pages_output([(tmp_path / f"task{rank}").read_text() for rank in (0, 1)])
+
+
+#: Waits for the first host's Ray, as a person would.
+WHEN_RAY_LISTENS = "until (: >/dev/tcp/10.99.0.1/6379) 2>/dev/null; do sleep 0.1; done\n"
+
+
+@pytest.mark.soak
+def test_the_recipe_for_ray_works(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.60'")
+    environment = {**environment_of(tmp_path), "RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
+    start = f'exec "{sys.executable}" -m ray.scripts.scripts "$@" --num-cpus 1 --disable-usage-stats'
+    command(tmp_path, "ray", start)
+    # Each host has processes and a /tmp of its own. They end with the first one, because "ray stop" ends every Ray of
+    # the machine.
+    host = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-ec"]
+    host.append('mount -t tmpfs none /tmp && bash -ec "$1" </dev/null && if [ "$2" = stay ]; then sleep 1000; fi')
+    folder = tempfile.mkdtemp(dir="/var/tmp")  # /tmp is each host's own
+    shutil.copytree(tmp_path, folder, dirs_exist_ok=True)
+    environment |= {"HOME": folder, "PATH": environment["PATH"].replace(str(tmp_path), folder)}
+    subprocess.run(["bash", "-ec", commands("once")], env=environment, check=True)
+    started = []
+    try:
+        with EmulatedNetwork("one", "two") as network:  # no firewalls: Ray needs many ports
+            network.tell("path one two 1e9 1000 0")
+            network.tell("path two one 1e9 1000 0")
+            for name, script, end in (
+                ("two", WHEN_RAY_LISTENS + commands("Ray, on the second host"), "stay"),
+                ("one", commands("Ray, on the first host"), "leave"),
+            ):
+                command_line = [*host, "host", script, end]
+                pipe = subprocess.PIPE
+                started.append(
+                    network.start(
+                        name, command_line, env=environment, cwd=folder, stdout=pipe, stderr=subprocess.STDOUT
+                    )
+                )
+            try:
+                printed = started[1].communicate(timeout=300)[0]
+            finally:
+                for process in started:
+                    process.kill()
+                second = started[0].communicate()[0]
+    finally:
+        shutil.rmtree(folder)
+    assert started[1].returncode == 0, printed + second
+    for line in (
+        "I am worker0",
+        "I am worker1",
+        "tensor([2., 2., 2.])",
+        "worker1: cpu -> cpu by basic, calls over tcp",
+    ):
+        assert re.search(rf"^\(Worker pid=.*\) {re.escape(line)}$", printed, re.MULTILINE), printed
 
 
 def test_the_recipe_for_kubernetes_works(tmp_path: Path) -> None:
