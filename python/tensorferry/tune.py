@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from . import _C, Agent, collectives, sharing
+from .progress import Progress
 
 __all__ = ["crossings_of", "main", "mapped_from", "medians_in_turns", "merged"]
 
@@ -225,7 +226,15 @@ def _measure(size: int, device: str, times: int, largest: int) -> dict[str, Any]
         ]
         try:
             assert ranks[0].stdout is not None
-            lines = [json.loads(line) for line in ranks[0].stdout]
+            lines = []
+            with Progress() as progress:
+                progress.say(f"starting {size} ranks on {device}")
+                for line in ranks[0].stdout:
+                    lines.append(json.loads(line))
+                    if "operation" in lines[-1]:
+                        progress.say(
+                            f"{size} ranks on {device}: {lines[-1]['operation']} of {lines[-1]['bytes']} bytes"
+                        )
             failed = [rank for rank, process in enumerate(ranks) if process.wait(60) != 0]
         finally:
             for process in ranks:

@@ -8,6 +8,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -362,6 +363,28 @@ def outputs_of(started: list[subprocess.Popen[Any]], timeout: float = 300) -> li
     for process, (_, error) in zip(started, ended, strict=True):
         assert process.returncode == 0, error
     return [output for output, _ in ended]
+
+
+def run_at_terminal(command: list[str], status: int | None = 0) -> tuple[str, str]:
+    """Runs a command whose standard error is a terminal. Returns its output, and what the terminal has got.
+
+    Args:
+        status: the exit status that the command must have; None: any.
+    """
+    terminal, other_end = pty.openpty()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=other_end, text=True)
+    os.close(other_end)
+    shown = b""
+    try:
+        while part := os.read(terminal, 65536):
+            shown += part
+    except OSError:  # the other end is closed
+        pass
+    finally:
+        os.close(terminal)
+    out = process.communicate(timeout=300)[0]
+    assert status is None or process.returncode == status, shown
+    return out, shown.decode()
 
 
 def stop_child(pid: int) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import run_at_terminal
 from emulated_network import EmulatedNetwork
 from tensorferry import doctor
 from tensorferry.doctor import report, settings
@@ -530,6 +531,11 @@ def test_findings_are_told_with_their_cost_and_advice_the_worst_last() -> None:
     assert "          costs: fails" in lines and "          do: mend it" in lines
     assert lines[-1] == "1 broken, 1 that cost speed."
     assert report.verdict([findings[1]]) == "Nothing to do."
+
+
+def test_at_a_terminal_the_doctor_shows_what_it_does() -> None:
+    out, shown = run_at_terminal([*DOCTOR, "--json"], status=None)
+    assert "looking at this host" in shown and json.loads(out)["findings"]
 
 
 def test_a_check_that_fails_itself_is_a_finding() -> None:

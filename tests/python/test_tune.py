@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tensorferry
-from conftest import Agents
+from conftest import Agents, run_at_terminal
 from tensorferry import tune
 from test_collectives import form
 
@@ -106,6 +106,13 @@ def test_a_dry_run_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "4096 ranks on cuda are not measured: each needs a GPU of its own" in ran.stdout
     assert not file.exists()
+
+
+def test_at_a_terminal_each_size_is_shown() -> None:
+    command = [sys.executable, "-m", "tensorferry", "tune", "--device", "cpu", "--ranks", "2", "--quick", "--dry-run"]
+    out, shown = run_at_terminal(command)
+    assert "2 ranks on cpu: all_reduce of 1048576 bytes" in shown and shown.endswith("\r\x1b[K"), shown
+    assert "\x1b" not in out
 
 
 @pytest.mark.gpu2
