@@ -68,6 +68,17 @@ def test_operations_give_what_torch_promises(tmp_path: Path, size: int) -> None:
     check(tmp_path, size, *(together if size > 1 else alone))
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_rank_may_have_several_tensors_as_with_gloo(tmp_path: Path, size: int) -> None:
+    scenarios = "reduces", "sums_sparse", "broadcasts", "gathers", "refuses"
+    check(tmp_path, size, *scenarios, program="c10d_as_gloo.py")
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_groups_that_were_split_are_merged(tmp_path: Path, size: int) -> None:
+    check(tmp_path, size, "merges", program="c10d_as_gloo.py")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_operations_on_a_gpu_give_what_torch_promises(tmp_path: Path, size: int) -> None:

@@ -21,6 +21,7 @@
 
 #include "rpc/collectives/groups.h"
 #include "rpc/collectives/torch/device_group.h"
+#include "rpc/collectives/torch/returning.h"
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 #define TENSORFERRY_COMPLETION_HOOKS 1
@@ -59,11 +60,6 @@ class CompletionHooks final {
   std::map<std::int64_t, c10d::CompletionHook> hooks_;
 };
 #endif
-
-/// Sets a function that runs when a call of the backend that may block returns to its caller, also by an exception.
-/// Python's module sets it: at the interpreter's end a thread may not return to torch's binding, which would take the
-/// GIL.
-void call_before_return(void (*hook)());
 
 /// An operation of the backend. Errors become c10d::DistBackendError, at the call or in the work. Results on a device
 /// are valid in the order of the streams that were current at wait(), and of those of the future's callbacks.
@@ -143,6 +139,12 @@ class TorchProcessGroup final : public c10d::Backend {
   /// type of device, with the same name: the later calls return the same process group.
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& options) override;
+  /// Makes the process group of several groups' ranks, which meet in `store`, each with a rank that torch gives it: the
+  /// ranks of one job, whose agents find one another. Blocks until all have come. Torch calls it for
+  /// merge_remote_group(), which takes a store of its own each time.
+  c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const c10::intrusive_ptr<Options>& options, const int& rank,
+                                    const int& size) override;
 #ifdef TENSORFERRY_COMPLETION_HOOKS
   bool supportsCompletionHooks() const override { return true; }
   void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override { hooks_->add(id, std::move(hook)); }
@@ -166,6 +168,8 @@ class TorchProcessGroup final : public c10d::Backend {
   using WorkPointer = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
+  // broadcast, allreduce and allgather take several tensors a rank too, as those of ProcessGroupGloo do, if all are on
+  // the CPU and of one dtype and shape: several_tensors.cpp.
   WorkPointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPointer allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
@@ -218,6 +222,12 @@ class TorchProcessGroup final : public c10d::Backend {
   TensorGroup staged_group_on(const char* operation, std::initializer_list<at::TensorList> tensors);
   WorkPointer work_of(const TensorGroup& on, TensorGroup::Started started, c10d::OpType type, const char* title,
                       TensorLists results, const Tensors& inputs, std::chrono::milliseconds timeout);
+  /// Gives all tensors at all ranks the value of the root's tensor `opts.rootTensor`.
+  WorkPointer broadcast_several(Tensors& tensors, std::size_t root, const c10d::BroadcastOptions& opts);
+  /// Reduces all tensors of all ranks, and gives each tensor the result.
+  WorkPointer allreduce_several(Tensors& tensors, ReduceOp op, const c10d::AllreduceOptions& opts);
+  /// Gives each list the tensors of all ranks: those of rank 0, then those of rank 1.
+  WorkPointer allgather_several(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts);
 
   const std::shared_ptr<Groups> groups_;
   const std::shared_ptr<const void> use_of_groups_ = groups_->use();
@@ -230,7 +240,7 @@ class TorchProcessGroup final : public c10d::Backend {
   std::vector<std::shared_ptr<DeviceGroup>> former_;
   const std::string first_key_ = options_->settings.key;
   std::set<std::int64_t> instances_;  // the uuids of reconfigure(); guarded by forming_
-  std::atomic<std::uint64_t> sequence_{0}, works_{0};
+  std::atomic<std::uint64_t> sequence_{0}, works_{0}, merges_{0};
   std::atomic<bool> is_timed_{false};
   std::mutex splitting_;  // guards the next three
   std::uint64_t splits_ = 0;

@@ -223,7 +223,9 @@ def refusals() -> None:
     world = dist.group.WORLD
     one = torch.ones(1)
     refused(dist.DistBackendError, lambda: world.broadcast(one, root=size), f"has no rank {size}")
-    refused(ValueError, lambda: world.allreduce([one, one]), "one tensor")
+    refused(
+        ValueError, lambda: world.allreduce([one, torch.ones(2)]), "one layout" if device == "cpu" else "one tensor"
+    )
     own = "to itself"
     refused(dist.DistBackendError, lambda: dist.all_gather_into_tensor(torch.empty(size * 2), torch.ones(3)), own)
     refused(dist.DistBackendError, lambda: dist.all_gather_into_tensor(torch.empty(size * 4), torch.ones(3)), own)
