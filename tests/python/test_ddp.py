@@ -289,7 +289,7 @@ check = partial(test_c10d.check, program="data_parallel_rank.py")
 
 
 def test_hooks_in_distributed_data_parallel(tmp_path: Path) -> None:
-    check(tmp_path, 3, "hooks", "own_hooks", "errors", "server", "without_ddp")
+    check(tmp_path, 3, "hooks", "sparse", "own_hooks", "errors", "server", "without_ddp")
 
 
 @pytest.mark.gpu
@@ -308,7 +308,7 @@ def test_a_gradient_server_adds_in_the_order_of_the_calls_although_their_streams
 
 @pytest.mark.gpu
 def test_hooks_in_distributed_data_parallel_take_buckets_of_a_gpu(tmp_path: Path) -> None:
-    check(tmp_path, 2, "hooks", "own_hooks", "errors", "without_ddp", TEST_DEVICE="cuda")
+    check(tmp_path, 2, "hooks", "sparse", "own_hooks", "errors", "without_ddp", TEST_DEVICE="cuda")
 
 
 def test_torchs_own_hooks_train_as_with_gloo(tmp_path: Path) -> None:

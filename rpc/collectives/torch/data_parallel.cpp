@@ -81,6 +81,22 @@ GradFuture future_of(const TensorGroup& on, const TensorGroup::Started& started,
   return future;
 }
 
+/// Averages a sparse bucket in place. DistributedDataParallel makes one for each parameter that has sparse gradients.
+GradFuture average_sparse(const DeviceGroup& group, const at::Tensor& buffer) {
+  const auto on = group.staged_on("all_reduce_sparse", {at::TensorList(buffer)});
+  if (!on.ok()) throw GroupError(on.status());
+  StartOptions options;
+  options.finish = [buffer, order = on->access().order(), ranks = static_cast<double>(group.raw().size())] {
+    const auto divide = [&] {
+      const at::NoGradGuard no_grad;
+      buffer.div_(ranks);
+    };
+    if (!order) return divide();
+    order->on_stream(divide);
+  };
+  return future_of(*on, on->all_reduce_sparse(buffer, std::move(options)), buffer);
+}
+
 /// Ok; or why no group takes the tensor, which may be on any device.
 Status check_on_its_device(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.device().is_cpu()) return TorchAccess().check(tensor);
@@ -258,6 +274,7 @@ std::unique_ptr<GroupHook> all_reduce_hook(std::shared_ptr<DeviceGroup> group) {
   return std::make_unique<GroupHook>("all_reduce", std::move(group),
                                      [](const std::shared_ptr<DeviceGroup>& over, GradBucket& bucket) {
                                        const auto& buffer = bucket.getBufferRef();
+                                       if (buffer.is_sparse()) return average_sparse(*over, buffer);
                                        const auto on = group_on(*over, buffer);
                                        return future_of(on, on.all_reduce(buffer, buffer, Reduction::average), buffer);
                                      });
@@ -269,6 +286,7 @@ std::unique_ptr<GroupHook> compress_hook(std::shared_ptr<DeviceGroup> group, at:
       name, std::move(group), [dtype](const std::shared_ptr<DeviceGroup>& over, GradBucket& bucket) {
         const at::NoGradGuard no_grad;
         const auto buffer = bucket.getBufferRef();
+        if (buffer.is_sparse()) return average_sparse(*over, buffer);  // in its own dtype
         const auto small = buffer.to(dtype);
         const auto on = group_on(*over, small);
         const auto order = on.access().order();

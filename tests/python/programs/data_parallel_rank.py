@@ -112,6 +112,29 @@ def hooks() -> None:
         raise AssertionError("a hook ran on gloo")
 
 
+def sparse() -> None:
+    """Hooks on the buckets of sparse gradients give what DistributedDataParallel gives without a hook."""
+
+    def gradients(register: Register) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(10, 3, sparse=True), torch.nn.Linear(3, 2))
+        parallel = DistributedDataParallel(model)
+        register(parallel)
+        for _ in range(2):
+            model.zero_grad()
+            parallel(torch.tensor([rank, rank + 1, 9])).pow(2).sum().backward()
+        assert model[0].weight.grad.is_sparse
+        return [each.grad.to_dense() for each in model.parameters()]
+
+    expected = gradients(lambda model: None)
+    own = ddp.CommHook(lambda state, bucket: dist.all_reduce(bucket.buffer().div_(size), async_op=True))
+    for hook, tolerance in ((ddp.all_reduce_hook, 1e-6), (own, 1e-6), (ddp.half_hook, 1e-2), (ddp.bfloat16_hook, 1e-1)):
+        got = gradients(lambda model, hook=hook: model.register_comm_hook(None, hook))  # type: ignore[misc]
+        close(got, expected, tolerance)
+        if hook is ddp.half_hook:
+            close(got[:1], expected[:1])  # the sparse one is not rounded
+
+
 def own_hooks() -> None:
     """A CommHook for each kind of answer, over several buckets."""
     group, seen = tensorferry.c10d.group_of(), set()
