@@ -194,14 +194,11 @@ Result<std::shared_ptr<Subscription::Lease>> Subscription::acquire(const std::sh
   return lease;
 }
 
-Status Subscription::verify(const Lease& lease, const std::byte* data) const {
-  const auto& layout = lease.source->layout;
-  if (!layout.checksums) return {};
-  const auto sum = checksum_of(block_hashes({data, layout.bytes}, layout.block));
-  if (sum == lease.acquired.checksum) return {};
+Status Subscription::verify(const Lease& lease, std::uint64_t checksum) const {
+  if (checksum == lease.acquired.checksum) return {};
   return {Code::protocol_error,
           formatted("version {} of \"{}\" from \"{}\" has checksum {}, and its bytes have {}", lease.acquired.version,
-                    name_, lease.source->agent, hex(lease.acquired.checksum), hex(sum))};
+                    name_, lease.source->agent, hex(lease.acquired.checksum), hex(checksum))};
 }
 
 Result<std::optional<std::vector<ByteRange>>> Subscription::ask_changes(const Lease& lease, std::uint64_t base,
@@ -213,11 +210,13 @@ Result<std::optional<std::vector<ByteRange>>> Subscription::ask_changes(const Le
   auto told = decode<Changes>(reply->payload);
   if (!told) return malformed(source);
   if (!told->known) return std::optional<std::vector<ByteRange>>();
+  // A part of a block would leave the rest of it as it was in an older version.
+  const auto all = source.layout.bytes, block = std::uint64_t{source.layout.block};
   std::uint64_t end = 0;
   for (const auto& range : told->ranges) {
-    const auto all = source.layout.bytes;
     if (range.offset < end || range.bytes > all || range.offset > all - range.bytes) return malformed(source);
     end = range.offset + range.bytes;
+    if (range.offset % block != 0 || (end % block != 0 && end != all)) return malformed(source);
   }
   return std::optional(std::move(told->ranges));
 }
@@ -267,22 +266,18 @@ Status Subscription::fetch(const Lease& lease, const std::vector<ByteRange>& ran
 
 Status Subscription::copy(const Lease& lease, const Limits& limits) {
   const auto& source = *lease.source;
-  const std::vector<ByteRange> all{{0, source.layout.bytes}};
-  const auto between = [&](std::uint64_t base) -> Result<std::vector<ByteRange>> {
+  VersionStore::Origin origin;
+  origin.version = lease.acquired.version;
+  origin.changes = [&](std::uint64_t base) -> Result<std::vector<ByteRange>> {
+    const std::vector<ByteRange> all{{0, source.layout.bytes}};
     if (base == 0) return all;
     auto told = ask_changes(lease, base, limits);
     if (!told.ok()) return told.status();
     return *told ? **std::move(told) : all;
   };
-  const auto bring = [&](std::uint64_t base, std::uint64_t previous,
-                         const VersionImage& image) -> Result<std::vector<ByteRange>> {
-    auto ranges = between(base);
-    if (!ranges.ok()) return ranges;
-    if (auto done = fetch(lease, *ranges, image.memory, limits); !done.ok()) return done;
-    if (auto whole = verify(lease, image.memory.data); !whole.ok()) return whole;
-    return previous == base ? std::move(ranges) : between(previous);
-  };
-  return source.copy->take_over(lease.acquired.version, bring, limits.until);
+  origin.fetch = [&](const auto& ranges, const Buffer& image) { return fetch(lease, ranges, image, limits); };
+  origin.verify = [&](std::uint64_t checksum) { return verify(lease, checksum); };
+  return source.copy->take_over(origin, limits.until);
 }
 
 Result<HeldVersion> Subscription::newest_of(const std::shared_ptr<Source>& source, std::uint64_t newer_than, bool wait,
@@ -294,7 +289,10 @@ Result<HeldVersion> Subscription::newest_of(const std::shared_ptr<Source>& sourc
   const std::shared_ptr<const ImageLayout> layout(source, &source->layout);
   if (source->maps) {
     const auto* const data = lease->memory.data;
-    if (auto whole = verify(*lease, data); !whole.ok()) return whole;
+    if (layout->checksums) {
+      const auto checksum = checksum_of(block_hashes({data, layout->bytes}, layout->block));
+      if (auto whole = verify(*lease, checksum); !whole.ok()) return whole;
+    }
     return std::make_shared<const VersionView>(
         VersionView{told.version, data, told.checksum, source->epoch, true, layout, lease});
   }

@@ -101,7 +101,7 @@ class Subscription final : public std::enable_shared_from_this<Subscription> {
                                                             const Limits& limits) const;
   Result<Received> ask(const std::string& agent, const VersionMessage& message, const Buffer& into,
                        const Limits& limits) const;
-  Status verify(const Lease& lease, const std::byte* data) const;
+  Status verify(const Lease& lease, std::uint64_t checksum) const;
   [[nodiscard]] Status malformed(const Source& source) const;
 
   const std::shared_ptr<Subscriptions> all_;

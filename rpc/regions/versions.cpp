@@ -178,6 +178,13 @@ std::optional<std::vector<ByteRange>> VersionStore::changes(std::uint64_t versio
   return out;
 }
 
+VersionStore::Marks VersionStore::begin_writing(VersionImage& image, std::uint64_t current) {
+  const std::lock_guard lock(mutex_);
+  auto known = image.version == 0 ? std::nullopt : marks_between(current, image.version);
+  image.version = 0;
+  return known ? *std::move(known) : Marks(layout_.blocks(), 1);
+}
+
 void VersionStore::publish(std::shared_ptr<VersionImage> image, std::uint64_t version, std::uint64_t previous,
                            Marks marks) {
   const std::lock_guard lock(mutex_);
@@ -197,13 +204,7 @@ Result<std::uint64_t> VersionStore::update(std::span<const std::byte* const> pie
   if (!found.ok()) return found.status();
   auto image = *std::move(found);
   const auto previous = base ? base->version : 0;
-  Marks stale;  // blocks in which the image differs from the current version
-  {
-    const std::lock_guard lock(mutex_);
-    auto known = image->version == 0 ? std::nullopt : marks_between(previous, image->version);
-    stale = known ? *std::move(known) : Marks(layout_.blocks(), 1);
-    image->version = 0;
-  }
+  const auto stale = begin_writing(*image, previous);
   Marks changed(layout_.blocks());
   const bool streams = layout_.bytes >= streams_from;
   const auto copy_block = [&](std::size_t at, std::size_t bytes) {
@@ -242,23 +243,35 @@ Result<std::uint64_t> VersionStore::update(std::span<const std::byte* const> pie
   return version;
 }
 
-Status VersionStore::take_over(std::uint64_t version, const Fetch& fetch, std::optional<Clock::time_point> until) {
+Status VersionStore::take_over(const Origin& origin, std::optional<Clock::time_point> until) {
   const auto base = current();
+  const auto previous = base ? base->version : 0;
+  const auto ranges = origin.changes(previous);
+  if (!ranges.ok()) return ranges.status();
   auto found = free_image(until, {}, {});
   if (!found.ok()) return found.status();
   auto image = *std::move(found);
-  const auto had = std::exchange(image->version, 0);
-  const auto previous = base ? base->version : 0;
-  auto ranges = fetch(had, previous, *image);
-  if (!ranges.ok()) return ranges.status();
+  const auto stale = begin_writing(*image, previous);
   Marks changed(layout_.blocks());
   for (const auto& range : *ranges) {
     for (auto at = range.offset; at < range.offset + range.bytes; at += layout_.block) {
       changed[static_cast<std::size_t>(at / layout_.block)] = 1;
     }
   }
-  if (layout_.checksums) image->hashes = block_hashes({image->memory.data, layout_.bytes}, layout_.block);
-  publish(std::move(image), version, previous, std::move(changed));
+  std::vector<Copier::Piece> missing;
+  for (std::size_t block = 0; base && block < stale.size(); ++block) {
+    if (stale[block] == 0 || changed[block] != 0) continue;
+    const auto at = block * layout_.block;
+    const auto bytes = std::min<std::size_t>(layout_.block, static_cast<std::size_t>(layout_.bytes) - at);
+    missing.push_back({image->memory.data + at, base->memory.data + at, bytes});
+  }
+  copier_.copy(missing);
+  if (auto fetched = origin.fetch(*ranges, image->memory); !fetched.ok()) return fetched;
+  if (layout_.checksums) {
+    image->hashes = block_hashes({image->memory.data, static_cast<std::size_t>(layout_.bytes)}, layout_.block);
+    if (auto whole = origin.verify(checksum_of(image->hashes)); !whole.ok()) return whole;
+  }
+  publish(std::move(image), origin.version, previous, std::move(changed));
   return {};
 }
 

@@ -98,12 +98,20 @@ class VersionStore final {
                                const std::function<std::string()>& holders,
                                const std::function<bool()>& interrupted = {});
 
-  /// For a copy of another agent's versions: makes `version` of what `fetch` brings. `fetch(base, image)` makes an
-  /// image that has the bytes of version `base` (0: none) have those of `version`, and returns the ranges that have
-  /// changed between `previous` (the current version) and `version`, or why it failed: then the image counts as empty.
-  using Fetch = std::function<Result<std::vector<ByteRange>>(std::uint64_t base, std::uint64_t previous,
-                                                             const VersionImage& image)>;
-  Status take_over(std::uint64_t version, const Fetch& fetch, std::optional<Clock::time_point> until);
+  /// How a copy of another agent's versions gets one of them.
+  struct Origin {
+    std::uint64_t version = 0;
+    /// Returns the ranges of it that differ from version `base` (0: none), as whole blocks in ascending order.
+    std::function<Result<std::vector<ByteRange>>(std::uint64_t base)> changes;
+    /// Writes the bytes of these ranges into an image.
+    std::function<Status(const std::vector<ByteRange>& ranges, const Buffer& image)> fetch;
+    /// Compares the checksum of the image with the publisher's.
+    std::function<Status(std::uint64_t checksum)> verify;
+  };
+  /// For a copy of another agent's versions: makes a version of what `origin` brings. Only what differs from the
+  /// current version is fetched; the free image gets the rest from the current one. After an error of `origin`, the
+  /// current version is the same as before.
+  Status take_over(const Origin& origin, std::optional<Clock::time_point> until);
 
   /// Returns the ranges of `version` that differ from version `base`, as whole blocks, adjacent ones joined. nullopt:
   /// the store does not know; then everything may differ. A tensor of which more than half has changed is one range.
@@ -125,6 +133,8 @@ class VersionStore final {
                                                    const std::function<bool()>& interrupted);
   /// Returns the blocks that differ between the versions, under the lock.
   [[nodiscard]] std::optional<Marks> marks_between(std::uint64_t version, std::uint64_t base) const;
+  /// Returns the blocks in which a free image differs from version `current`. From then on it counts as empty.
+  Marks begin_writing(VersionImage& image, std::uint64_t current);
   void publish(std::shared_ptr<VersionImage> image, std::uint64_t version, std::uint64_t previous, Marks marks);
 
   const ImageLayout layout_;
