@@ -50,6 +50,13 @@ int main(int argc, char** argv) try {
   } catch (const tensorferry::RemoteError& error) {
     std::printf("C++ was told of Python's exception: %s\n", std::string(error.what()).substr(0, 60).c_str());
   }
+  // Versions of tensors that Python publishes: on one host they are read in place, and the next one is waited for.
+  const auto offsets = agent->subscribe("python", "offsets");
+  auto version = offsets.latest();
+  agent->call("python", "next_offsets").get();
+  version = offsets.wait(version.number());
+  std::printf("C++ read version %d of what Python published: %.1f\n", static_cast<int>(version.number()),
+              mean(version.tensor("offsets")));
   std::fflush(stdout);
   agent->call("python", "ready").get();
   while (std::getchar() != EOF) continue;  // until who started it closes its input, or ends

@@ -40,6 +40,8 @@ def main() -> None:
         program = build(Path(folder), prefix)
         server = tensorferry.StoreServer()
         rpc.init_rpc("python", store=tensorferry.connect_store("127.0.0.1", server.port))
+        offsets = rpc.publish({"offsets": torch.zeros(4)}, name="offsets")
+        rpc.expose(lambda: offsets.update({"offsets": torch.full((4,), 2.5)}), name="next_offsets")
         ready = threading.Event()
         rpc.expose(ready.set, name="ready")
         with subprocess.Popen([program, f"127.0.0.1:{server.port}"], stdin=subprocess.PIPE) as embedded:

@@ -29,6 +29,7 @@
 #include "tensorferry/region.h"
 #include "tensorferry/store.h"
 #include "tensorferry/values.h"
+#include "tensorferry/versions.h"
 
 namespace tensorferry {
 
@@ -229,6 +230,15 @@ class Agent {
   PeerRegion find_region(std::string_view owner, std::string_view name,
                          std::chrono::milliseconds timeout = std::chrono::milliseconds(-1));
   PeerRegion open_region(const RegionHandle& handle, std::chrono::milliseconds timeout = std::chrono::milliseconds(-1));
+
+  /// Publishes a set of tensors, as version 1: see versions.h. The tensors are contiguous host memory. Throws
+  /// InvalidArgument: other tensors, a name of more than 256 bytes or that this agent publishes already, or options
+  /// that versions.h does not allow.
+  OwnPublication publish(std::string name, const std::vector<NamedTensor>& tensors, PublicationOptions options = {});
+  /// Subscribes to what the peer `publisher` publishes under `name`. `timeout` as in versions.h. Throws NotFound,
+  /// ConnectionLost or DeadlineExceeded.
+  PeerPublication subscribe(std::string_view publisher, std::string_view name,
+                            std::chrono::milliseconds timeout = std::chrono::milliseconds(-1));
 
   /// Shares an object of this process by reference. The program passes the returned Object to peers as an argument or a
   /// result, and the peers call the given methods. The object lives as long as any agent holds a reference to it.

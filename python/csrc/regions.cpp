@@ -133,24 +133,19 @@ Ranges ranges_of(const std::vector<ByteRange>& ranges) {
 /// Copies the parts of `ranges` that lie in the targets: tensors, each with its offset in the image.
 void copy_image(RegionService& service, const VersionView& view,
                 const std::vector<std::pair<std::uint64_t, at::Tensor>>& targets, const std::optional<Ranges>& ranges) {
-  std::vector<Copier::Piece> pieces;
-  const auto all = view.layout->bytes;
-  const Ranges whole{{0, all}};
-  const auto& wanted = ranges ? *ranges : whole;
-  for (const auto& [begin, tensor] : targets) {
+  std::vector<regions::ImageTarget> wanted;
+  for (const auto& [offset, tensor] : targets) {
     const auto target = bytes_of(tensor);
-    if (begin > all || target.bytes > all - begin) throw py::value_error("a tensor beyond the end of the version");
-    const auto end = begin + target.bytes;
-    auto range = std::upper_bound(wanted.begin(), wanted.end(), std::pair(begin, ~std::uint64_t{0}));
-    if (range != wanted.begin()) --range;
-    for (; range != wanted.end() && range->first < end; ++range) {
-      const auto from = std::max(begin, range->first);
-      const auto to = std::min(end, range->first + range->second);
-      if (from < to) pieces.push_back({target.data + (from - begin), view.data + from, to - from});
-    }
+    wanted.push_back({offset, target.bytes, target.data});
   }
+  std::optional<std::vector<ByteRange>> changed;
+  if (ranges) {
+    changed.emplace();
+    for (const auto& [offset, bytes] : *ranges) changed->push_back({offset, bytes});
+  }
+  const auto copies = value_or_raise(regions::copies_of(view, wanted, changed));
   const GilReleased released;
-  service.copier.copy(pieces);
+  service.copier.copy(copies);
 }
 
 at::Tensor tensor_of_view(const HeldVersion& view, std::uint64_t offset, std::uint64_t bytes) {

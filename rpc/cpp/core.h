@@ -54,6 +54,9 @@ class AgentCore final : public std::enable_shared_from_this<AgentCore> {
   [[nodiscard]] References& tables() const noexcept { return member->references(); }
   [[nodiscard]] const PeerInfo& self() const { return member->self(); }
 
+  /// Returns a time-out that a program gave: the agent's own if it is negative.
+  [[nodiscard]] Milliseconds limit_of(Milliseconds given) const { return given.count() < 0 ? timeout : given; }
+
   /// Fails the groups, ends the regions, then leaves.
   void leave() {
     groups->leave();

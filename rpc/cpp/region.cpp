@@ -1,13 +1,13 @@
 #include "tensorferry/region.h"
 
 #include <algorithm>
-#include <charconv>
 #include <mutex>
 #include <utility>
 
 #include "channels/region.h"
 #include "rpc/cpp/core.h"
 #include "rpc/cpp/failures.h"
+#include "rpc/cpp/forms.h"
 #include "rpc/regions/service.h"
 #include "tensorferry/agent.h"
 
@@ -81,75 +81,6 @@ namespace {
 using detail::OpenedRegion;
 using detail::value_or_throw;
 
-Milliseconds limit_of(const detail::AgentCore& core, std::chrono::milliseconds timeout) {
-  return timeout.count() < 0 ? core.timeout : timeout;
-}
-
-/// Describes a tensor for peers of either language: dtype, sizes, strides.
-std::string form_of(const Tensor& tensor) {
-  const auto joined = [](const Tensor::Shape& numbers) {
-    std::string out;
-    for (const auto each : numbers) out += (out.empty() ? "" : ",") + std::to_string(each);
-    return out;
-  };
-  return std::string(name_of(tensor.dtype())) + "|" + joined(tensor.shape()) + "|" + joined(tensor.strides());
-}
-
-std::optional<DType> dtype_of(std::string_view name) {
-  for (unsigned number = 0; number < 256; ++number) {
-    const auto dtype = static_cast<DType>(number);
-    if (size_of(dtype) != 0 && name_of(dtype) == name) return dtype;
-  }
-  return std::nullopt;
-}
-
-std::optional<Tensor::Shape> numbers_of(std::string_view text) {
-  Tensor::Shape out;
-  while (!text.empty()) {
-    const auto end = std::min(text.find(','), text.size());
-    std::int64_t number = 0;
-    const auto parsed = std::from_chars(text.data(), text.data() + end, number);
-    if (parsed.ec != std::errc() || parsed.ptr != text.data() + end || number < 0 || out.size() == 64) {
-      return std::nullopt;
-    }
-    out.push_back(number);
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return out;
-}
-
-struct RegionForm {
-  DType dtype = DType::float32;
-  Tensor::Shape shape, strides;
-};
-
-/// Reads what a peer sent. Returns nullopt if it describes no tensor of that many bytes.
-std::optional<RegionForm> parse_form(std::string_view form, std::uint64_t bytes) {
-  const auto first = form.find('|');
-  const auto second = form.find('|', std::min(first, form.size() - 1) + 1);
-  if (form.empty() || first == std::string_view::npos || second == std::string_view::npos) return std::nullopt;
-  const auto dtype = dtype_of(form.substr(0, first));
-  auto shape = numbers_of(form.substr(first + 1, second - first - 1));
-  auto strides = numbers_of(form.substr(second + 1));
-  if (!dtype || !shape || !strides || shape->size() != strides->size()) return std::nullopt;
-  std::uint64_t product = size_of(*dtype);
-  for (const auto size : *shape) {
-    if (__builtin_mul_overflow(product, static_cast<std::uint64_t>(size), &product)) return std::nullopt;
-  }
-  if (product != bytes) return std::nullopt;
-  return RegionForm{*dtype, *std::move(shape), *std::move(strides)};
-}
-
-bool is_row_major(const RegionForm& form) {
-  std::int64_t stride = 1;
-  for (auto i = form.shape.size(); i-- > 0;) {
-    if (form.shape[i] == 0) return true;
-    if (form.shape[i] != 1 && form.strides[i] != stride) return false;
-    stride *= form.shape[i];  // no overflow: parse_form has multiplied all
-  }
-  return true;
-}
-
 Buffer buffer_of(const Tensor& tensor) {
   return {{}, static_cast<std::byte*>(tensor.raw()), tensor.bytes(), nullptr, tensor.owner()};
 }
@@ -190,7 +121,7 @@ void read_runs(const OpenedRegion& region, const regions::Runs& runs, const Tens
                const TransferOptions& options) {
   if (options.notify) throw InvalidArgument("a read has no notification");
   const WaitInHandler place;
-  const regions::TransferLimits limits{limit_of(region.grant->core(), options.timeout), {}};
+  const regions::TransferLimits limits{region.grant->core().limit_of(options.timeout), {}};
   const auto grant = value_or_throw(region.grant->current(limits));
   detail::check(grant->read(runs, buffer_of(into), limits));
 }
@@ -198,7 +129,7 @@ void read_runs(const OpenedRegion& region, const regions::Runs& runs, const Tens
 void write_runs(const OpenedRegion& region, const regions::Runs& runs, const Tensor& from,
                 const TransferOptions& options) {
   const WaitInHandler place;
-  const regions::TransferLimits limits{limit_of(region.grant->core(), options.timeout), {}};
+  const regions::TransferLimits limits{region.grant->core().limit_of(options.timeout), {}};
   const auto grant = value_or_throw(region.grant->current(limits));
   detail::check(grant->write(runs, buffer_of(from), options.notify, limits));
 }
@@ -232,8 +163,9 @@ OwnRegion Agent::region(const Tensor& tensor, RegionOptions options) {
   }
   if (!tensor.is_contiguous()) throw InvalidArgument("a region is a contiguous tensor, not a " + tensor.text());
   auto service = core_->regions();
-  const auto id = value_or_throw(service->owned->add(
-      buffer_of(tensor), {options.read, options.write, std::move(options.peers)}, options.name, form_of(tensor)));
+  const auto id =
+      value_or_throw(service->owned->add(buffer_of(tensor), {options.read, options.write, std::move(options.peers)},
+                                         options.name, detail::form_of(tensor)));
   OwnRegion out;
   out.shared_ = std::make_shared<detail::SharedRegion>(core_, std::move(service), tensor,
                                                        RegionHandle{name(), core_->self().incarnation, id});
@@ -248,10 +180,10 @@ std::shared_ptr<const OpenedRegion> opened_by(const std::shared_ptr<detail::Agen
   const auto owner = key.owner;
   const auto incarnation = key.incarnation;
   auto held = std::make_shared<detail::HeldGrant>(core, core->regions(), std::move(key));
-  const auto grant = value_or_throw(held->current({limit_of(*core, timeout), {}}));
-  auto form = parse_form(grant->shape(), grant->bytes());
+  const auto grant = value_or_throw(held->current({core->limit_of(timeout), {}}));
+  auto form = detail::parse_form(grant->shape(), grant->bytes());
   if (!form) throw ProtocolError("\"" + owner + "\" described a region as no tensor of its size");
-  if (!is_row_major(*form)) {
+  if (!form->is_row_major()) {
     throw InvalidArgument("region " + std::to_string(grant->id()) + " of \"" + owner +
                           "\" is not row-major: C++ reads only regions that are");
   }
@@ -291,7 +223,7 @@ void OwnRegion::drop() const { static_cast<void>(shared().service->owned->drop(s
 RegionNotification OwnRegion::await_notification(std::optional<std::uint64_t> number,
                                                  std::chrono::milliseconds timeout) const {
   const WaitInHandler place;
-  const auto limit = limit_of(*shared().core, timeout);
+  const auto limit = shared().core->limit_of(timeout);
   const auto until = limit.count() == 0 ? std::nullopt : std::optional(Clock().now() + limit);
   auto told = value_or_throw(shared().service->owned->await_notification(shared().handle.id, number, until));
   return {std::move(told.peer), told.number};
@@ -361,7 +293,7 @@ void PeerRegion::write_blocks(std::span<const std::int64_t> indices, const Tenso
 
 std::string PeerRegion::carried() const {
   const WaitInHandler place;
-  const auto grant = value_or_throw(opened().grant->current({limit_of(opened().grant->core(), Milliseconds(-1)), {}}));
+  const auto grant = value_or_throw(opened().grant->current({opened().grant->core().timeout, {}}));
   switch (grant->reach()) {
     case regions::Reach::mapped:
       return "mapped";

@@ -24,6 +24,28 @@ bool source_has_gone(const Status& status) {
 
 }  // namespace
 
+Result<std::vector<Copier::Piece>> copies_of(const VersionView& view, std::span<const ImageTarget> targets,
+                                             const std::optional<std::vector<ByteRange>>& ranges) {
+  const auto all = view.layout->bytes;
+  const std::vector<ByteRange> whole{{0, all}};
+  const auto& wanted = ranges ? *ranges : whole;
+  std::vector<Copier::Piece> out;
+  for (const auto& target : targets) {
+    if (target.offset > all || target.bytes > all - target.offset) {
+      return Status(Code::invalid_argument, "bytes beyond the end of a version");
+    }
+    const auto end = target.offset + target.bytes;
+    auto range = std::ranges::upper_bound(wanted, target.offset, {}, &ByteRange::offset);
+    if (range != wanted.begin()) --range;
+    for (; range != wanted.end() && range->offset < end; ++range) {
+      const auto from = std::max(target.offset, range->offset);
+      const auto to = std::min(end, range->offset + range->bytes);
+      if (from < to) out.push_back({target.to + (from - target.offset), view.data + from, to - from});
+    }
+  }
+  return out;
+}
+
 /// A lease at the source. Its end tells the source.
 struct Subscription::Lease {
   Lease(std::shared_ptr<Subscription> asked, std::shared_ptr<Source> from, const Acquired& told)

@@ -9,11 +9,13 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "agent/agent.h"
+#include "channels/copy.h"
 #include "rpc/regions/publications.h"
 #include "rpc/regions/remote_region.h"
 #include "rpc/regions/visits.h"
@@ -31,6 +33,17 @@ struct VersionView {
   Owner owner{};  // what keeps the memory and the lease
 };
 using HeldVersion = std::shared_ptr<const VersionView>;
+
+/// Where a reader wants bytes of an image.
+struct ImageTarget {
+  std::uint64_t offset = 0;  // in the image
+  std::uint64_t bytes = 0;
+  std::byte* to = nullptr;
+};
+/// Returns the copies that bring the bytes of `ranges` to the targets; nullopt: all of theirs. The ranges are in
+/// ascending order and do not overlap. InvalidArgument: a target goes beyond the end of the image.
+Result<std::vector<Copier::Piece>> copies_of(const VersionView& view, std::span<const ImageTarget> targets,
+                                             const std::optional<std::vector<ByteRange>>& ranges);
 
 class Subscriptions;
 

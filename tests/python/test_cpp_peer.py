@@ -108,6 +108,24 @@ def test_regions_are_read_and_written_in_both_languages(agent: tensorferry.Agent
         theirs.read()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_versions_are_published_and_read_in_both_languages(agent: tensorferry.Agent, dtype: torch.dtype) -> None:
+    contents = torch.arange(12).reshape(4, 3).to(dtype)
+    agent.rpc_sync("cpp", "publish", args=(contents,))
+    theirs = agent.subscribe("policy", from_="cpp")
+    assert torch.equal(theirs.latest()["contents"], contents)
+    assert agent.rpc_sync("cpp", "update", args=(contents.flip(0),)) == 2
+    assert torch.equal(theirs.wait(newer_than=1)["contents"], contents.flip(0))
+    mine = agent.publish({"other": torch.ones(3), "contents": contents}, name="mine")
+    try:
+        number, loaded = agent.rpc_sync("cpp", "load", args=("py", "mine", contents))
+        assert number == 1 and torch.equal(loaded, contents)
+        with pytest.raises(errors.InvalidArgument, match="does not fit"):
+            agent.rpc_sync("cpp", "load", args=("py", "mine", contents[1:]))
+    finally:
+        mine.withdraw()
+
+
 def test_python_calls_a_function_of_cpp_by_name(agent: tensorferry.Agent) -> None:
     assert agent.rpc_sync("cpp", "add", args=(40, 2)) == 42
     assert agent.rpc_sync(1, "add", kwargs={"b": 1, "a": 2}) == 3

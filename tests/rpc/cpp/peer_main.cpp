@@ -124,6 +124,20 @@ void serve(Agent& agent) {
   agent.serve("read_region", [&agent](const std::string& owner, const std::string& name) {
     return agent.find_region(owner, name).read();
   });
+  // A publication of C++, and what one of Python's has.
+  const auto policy = std::make_shared<OwnPublication>();
+  agent.serve("publish", [&agent, policy](const Tensor& contents) {
+    *policy = {};
+    *policy = agent.publish("policy", {{"contents", contents.contiguous()}});
+  });
+  agent.serve("update", [policy](const Tensor& contents) {
+    return policy->update({{"contents", contents.contiguous()}});
+  });
+  agent.serve("load", [&agent](const std::string& publisher, const std::string& name, const Tensor& like) {
+    const auto into = Tensor::empty(like.shape(), like.dtype());
+    const auto number = agent.subscribe(publisher, name).into({{"contents", into}}).load();
+    return std::tuple(number, into);
+  });
   agent.serve("use", [](const Object& object, int n) { return object.call<int>("add", n).get(); });
 }
 
