@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -323,7 +324,7 @@ class VersionKills : public ::testing::Test {
     return true;
   }
   static int rounds() {
-    return std::max(34, testing::rounds(10'000) / 3);  // of each of three tests: 102 in all, or 9,999
+    return std::max(26, testing::rounds(10'000) / 4);  // of each of four tests: 104 in all, or 10,000
   }
   static void publish_for_ever(const std::shared_ptr<Store>& store, const std::string& name) {
     VersionAgent publisher(store, name);
@@ -336,6 +337,29 @@ class VersionKills : public ::testing::Test {
       (void)publication->update(set.pointers(), Clock().now() + std::chrono::seconds(1));
     }
   }
+  /// Publishes versions, each full of its number, on a thread, until it is destroyed.
+  struct Updating {
+    explicit Updating(const VersionAgent& publisher)
+        : publication(
+              *publisher.publications->publish("policy", TestSet({words * sizeof(std::uint64_t)}).layout(), {3})),
+          thread([this] {
+            TestSet set({words * sizeof(std::uint64_t)});
+            for (std::uint64_t number = 1; !ended; ++number) {
+              for (std::size_t i = 0; i < words; ++i) {
+                std::memcpy(set.bytes[0].data() + i * sizeof number, &number, sizeof number);
+              }
+              const auto version = publication->update(set.pointers(), Clock().now() + long_enough);
+              EXPECT_TRUE(version.ok()) << version.status().text();
+            }
+          }) {}
+    ~Updating() {
+      ended = true;
+      thread.join();
+    }
+    const std::shared_ptr<regions::Publication> publication;
+    std::atomic<bool> ended = false;
+    std::thread thread;
+  };
   static void read_for_ever(const std::shared_ptr<Store>& store, const std::string& name, const std::string& host) {
     VersionAgent reader(store, name, host);
     for (std::uint64_t version = 0;;) {
@@ -394,6 +418,55 @@ TEST_F(VersionKills, APublisherThatIsKilledTearsNoVersion) {
   }
 }
 
+// The child relays to its host until it is killed, and the parent has a reader there, which takes its place.
+TEST_F(VersionKills, ARelayThatIsKilledTearsNoVersion) {
+  const int count = rounds();
+  for (int done = 0; done < count;) {
+    const auto some = static_cast<std::size_t>(std::min(count - done, 64));
+    std::vector<std::pair<pid_t, int>> children(some);
+    for (std::size_t i = 0; i < some; ++i) {
+      children[i].first = fork_with(
+          children[i].second, [i](const auto& store) { read_for_ever(store, "relay" + std::to_string(i), "other"); });
+    }
+    const auto server = std::move(*TcpStoreServer::listen("127.0.0.1", 0, ""));
+    const auto port = server->port();
+    const auto store = connect_tcp_store("127.0.0.1", port, "", long_enough);
+    VersionAgent publisher(*store, "trainer");
+    const Updating updating(publisher);
+    for (std::size_t i = 0; i < some; ++i, ++done) {
+      std::mt19937 random(static_cast<unsigned>(done));
+      ASSERT_EQ(::write(children[i].second, &port, sizeof port), static_cast<ssize_t>(sizeof port));
+      ASSERT_TRUE(eventually([&] { return updating.publication->leases() > 0; }, long_enough)) << "it relays";
+      VersionAgent reader(*store, "reader" + std::to_string(done), "other");
+      const auto subscription = *reader.subscriptions->subscribe("trainer", "policy", soon());
+      EXPECT_EQ(subscription->carried(), "mapped from \"relay" + std::to_string(i) + '"');
+      std::atomic<bool> killed = false;
+      std::thread killing([&, after = random() % 10'000] {
+        std::this_thread::sleep_for(std::chrono::microseconds(after));
+        ::kill(children[i].first, SIGKILL);
+        killed = true;
+      });
+      HeldVersion last;
+      for (bool late = false; !late;) {
+        late = killed;
+        const auto view = subscription->wait(last ? last->version : 0, soon());
+        ASSERT_TRUE(view.ok()) << view.status().text();
+        ASSERT_TRUE(whole((*view)->data)) << "seed " << done;
+        ASSERT_TRUE(!last || whole(last->data)) << "seed " << done;
+        last = *view;
+      }
+      killing.join();
+      int status = 0;
+      ASSERT_EQ(::waitpid(children[i].first, &status, 0), children[i].first);
+      EXPECT_TRUE(WIFSIGNALED(status)) << "a relay saw a torn version, seed " << done;
+      ::close(children[i].second);
+      EXPECT_TRUE(eventually([&] { return publisher.visitors->size() == 1; })) << "the reader's alone";
+      reader.leave();
+      EXPECT_TRUE(eventually([&] { return publisher.visitors->size() + updating.publication->leases() == 0; }));
+    }
+  }
+}
+
 class VersionReaderKills : public VersionKills, public ::testing::WithParamInterface<const char*> {};
 INSTANTIATE_TEST_SUITE_P(, VersionReaderKills, ::testing::Values("mapped", "copied"),
                          [](const auto& each) { return std::string(each.param); });
@@ -413,18 +486,8 @@ TEST_P(VersionReaderKills, HarmNeitherThePublisherNorTheOthers) {
     const auto port = server->port();
     const auto store = connect_tcp_store("127.0.0.1", port, "", long_enough);
     VersionAgent publisher(*store, "trainer");
-    TestSet set({words * sizeof(std::uint64_t)});
-    const auto publication = *publisher.publications->publish("policy", set.layout(), {3});
-    std::atomic<bool> ended = false;
-    std::thread updating([&] {
-      for (std::uint64_t number = 1; !ended; ++number) {
-        for (std::size_t i = 0; i < words; ++i) {
-          std::memcpy(set.bytes[0].data() + i * sizeof number, &number, sizeof number);
-        }
-        const auto version = publication->update(set.pointers(), Clock().now() + long_enough);
-        EXPECT_TRUE(version.ok()) << version.status().text();
-      }
-    });
+    std::optional<Updating> updating(publisher);
+    const auto publication = updating->publication;
     VersionAgent survivor(*store, "survivor");
     const auto subscription = *survivor.subscriptions->subscribe("trainer", "policy", soon());
     std::uint64_t version = 0;
@@ -444,8 +507,7 @@ TEST_P(VersionReaderKills, HarmNeitherThePublisherNorTheOthers) {
       ASSERT_TRUE(whole((*view)->data)) << "seed " << done;
       version = (*view)->version;
     }
-    ended = true;
-    updating.join();
+    updating.reset();
     EXPECT_TRUE(eventually([&] { return publisher.visitors->size() == 1; }));
     EXPECT_LE(publication->store().images(), 3U);
   }
