@@ -10,6 +10,7 @@
 #include "base/host.h"
 #include "base/text.h"
 #include "channels/completion.h"
+#include "channels/rdma/work_requests.h"
 
 namespace tensorferry::rdma {
 
@@ -28,12 +29,12 @@ std::uint8_t least_of(int wanted, int allowed) { return static_cast<std::uint8_t
 
 Status ended() { return {Code::channel_unavailable, "the queue pair is no longer in use"}; }
 
-/// Registered memory of this process.
+}  // namespace
+
 ibv_sge place_of(const std::byte* data, std::uint32_t bytes, std::uint32_t key) {
   return {.addr = reinterpret_cast<std::uintptr_t>(data), .length = bytes, .lkey = key};
 }
 
-/// A work request between `here`, to which it refers, and as many bytes of the peer's memory at `there`.
 ibv_send_wr request_of(ibv_wr_opcode opcode, ibv_sge& here, std::uint64_t there, std::uint32_t their_key) {
   ibv_send_wr request{};
   request.sg_list = &here;
@@ -44,8 +45,6 @@ ibv_send_wr request_of(ibv_wr_opcode opcode, ibv_sge& here, std::uint64_t there,
   request.wr.rdma.rkey = their_key;
   return request;
 }
-
-}  // namespace
 
 QueuePair::QueuePair(std::shared_ptr<OpenCard> card, const CardPort& port, const Options& options, Failed failed)
     : card_(std::move(card)), port_(port), options_(options), failed_(std::move(failed)) {}
@@ -304,9 +303,7 @@ void QueuePair::fail(const Status& why) {
       }
       // After the card has been told: who sees this takes the pair for one that answers nothing.
       live_.store(false, std::memory_order_release);
-      for (auto& each : waiting_) dropped.push_back(std::move(each.done));
-      outstanding_ -= waiting_.size();
-      waiting_.clear();
+      drop_waiting(dropped);
     }
   }
   if (const auto inbox = first ? this->inbox() : nullptr) inbox->fail(why.ok() ? ended() : why);
@@ -347,25 +344,25 @@ bool QueuePair::poll_requests() {
       count = ibv_poll_cq(completions_, static_cast<int>(done.size()), done.data());
       for (int i = 0; i < count; ++i) {
         const auto& each = done[static_cast<std::size_t>(i)];
-        const bool known = each.wr_id < with_card_.size() && with_card_[each.wr_id].done;
+        const bool known =
+            each.wr_id < with_card_.size() && (with_card_[each.wr_id].done || with_card_[each.wr_id].list != nullptr);
         const bool reads = known && with_card_[each.wr_id].reads;
         if (each.status != IBV_WC_SUCCESS && failure.ok() && (failure_.ok() || each.status != IBV_WC_WR_FLUSH_ERR)) {
           failure = failure_of(reads ? "a read" : "a write", each.status);
         }
         if (!known) continue;
-        ended.push_back({std::move(with_card_[each.wr_id].done), each.status == IBV_WC_SUCCESS});
+        const bool ok = each.status == IBV_WC_SUCCESS;
+        if (const auto list = std::move(with_card_[each.wr_id].list)) {
+          end_steps(*list, 1, ok, ended);
+        } else {
+          ended.push_back({std::move(with_card_[each.wr_id].done), ok});
+        }
         with_card_[each.wr_id] = {};
         free_.push_back(each.wr_id);
         if (reads) --reads_;
         --outstanding_;
       }
-      while (failure.ok() && failure_.ok() && !free_.empty() && !waiting_.empty()) {
-        if (!post(waiting_.front().read, waiting_.front().done)) {
-          failure = no_work_taken();
-          break;
-        }
-        waiting_.pop_front();
-      }
+      if (failure.ok() && failure_.ok() && !post_waiting()) failure = no_work_taken();
       if (count < 0) {
         failure = queue_failed();
       }
@@ -451,12 +448,14 @@ void QueuePair::destroy() {
     for (auto* queue : {std::exchange(completions_, nullptr), std::exchange(arrivals_, nullptr)}) {
       if (queue != nullptr) (void)card_->verbs().destroy_cq(queue);
     }
+    drop_waiting(dropped);
+    std::vector<Ended> ended;
     for (auto& each : with_card_) {
       if (each.done) dropped.push_back(std::move(each.done));
+      if (each.list != nullptr) end_steps(*each.list, 1, false, ended);
     }
-    for (auto& each : waiting_) dropped.push_back(std::move(each.done));
+    for (auto& each : ended) dropped.push_back(std::move(each.done));
     with_card_.clear();
-    waiting_.clear();
     free_.clear();
     outstanding_ = 0;
     reads_ = 0;

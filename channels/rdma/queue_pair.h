@@ -98,6 +98,17 @@ class QueuePair final {
   /// `to`: on the thread of completions, or inside the call if the queue pair has failed.
   void read(const Read& read, Completion done);
 
+  /// One of a list of reads and writes of the peer's memory.
+  struct Step {
+    Read place;           // of a write, `to` is the source
+    bool writes = false;  // no receive request of the peer's is taken
+    bool fenced = false;  // begins when the bytes of all reads before it are there
+  };
+  /// Does the steps, which the card begins in this order, by one post for as many as it has places for at a time.
+  /// `done` runs once, where that of read() does, when the card touches none of the memory any more: with Ok if it has
+  /// done all. The peer's card refuses a step that its keys do not allow; that fails the queue pair.
+  void run(std::vector<Step> steps, Completion done);
+
   /// One write into the peer's inbox.
   struct Write {
     const std::byte* from = nullptr;
@@ -137,13 +148,23 @@ class QueuePair final {
   void destroy();
 
  private:
-  struct Waiting {
+  /// A list under way; guarded by mutex_.
+  struct List {
+    std::vector<Step> steps;
+    std::size_t posted = 0;
+    std::size_t left = 0;  // that have not ended
+    bool failed = false;
+    Completion done;
+  };
+  struct Waiting {  // a read, or a list that the card has not taken whole
     Read read;
     Completion done;
+    std::shared_ptr<List> list = nullptr;
   };
   struct WithCard {
     Completion done;
     bool reads = false;
+    std::shared_ptr<List> list = nullptr;  // of which it is a step
   };
   struct Ended {
     Completion done;
@@ -156,6 +177,13 @@ class QueuePair final {
   Status modify(ibv_qp_attr& attributes, int mask, const char* to);
   bool post(const Read& read, Completion& done);
   bool post(ibv_send_wr& request, Completion& done);
+  bool post(const std::shared_ptr<List>& list);
+  /// Hands what waits to the card, as far as it has places. Returns false, with errno set, if the card takes no work.
+  bool post_waiting();
+  /// Notes that `steps` of a list have ended; adds its completion to `ended` if they were the last ones.
+  static void end_steps(List& list, std::size_t steps, bool ok, std::vector<Ended>& ended);
+  /// Drops what waits; adds completions that have no more work with the card.
+  void drop_waiting(std::vector<Completion>& dropped);
   bool post_receive();
   bool poll_requests();
   bool poll_arrivals();

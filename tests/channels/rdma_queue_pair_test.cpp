@@ -103,6 +103,49 @@ TEST_F(RdmaQueuePair, ReadsThePeersMemory) {
   EXPECT_FALSE(far->pair->failed());
 }
 
+TEST_F(RdmaQueuePair, DoesAListInOrderAlsoIfItIsLongerThanItsQueue) {
+  constexpr std::size_t piece = 16, pieces = 64 * kilobyte / piece;
+  for (std::size_t i = 0; i < far->memory.size(); ++i) far->memory[i] = static_cast<std::byte>(i / piece * 7);
+  std::vector<QueuePair::Step> steps;
+  for (std::size_t i = 0; i < pieces; ++i) {  // back to front
+    steps.push_back({{.to = near->memory.data() + i * piece,
+                      .local_key = near->registration->keys(0).local,
+                      .from = reinterpret_cast<std::uintptr_t>(far->memory.data()) + (pieces - 1 - i) * piece,
+                      .remote_key = key(),
+                      .bytes = piece},
+                     false,
+                     i + 1 == pieces});
+  }
+  Outcome outcome;
+  near->pair->run(std::move(steps), outcome.completion());
+  EXPECT_EQ(outcome.wait_name(), "Ok");
+  for (std::size_t i = 0; i < pieces; ++i) {
+    ASSERT_EQ(near->memory[i * piece], far->memory[(pieces - 1 - i) * piece]) << i;
+  }
+  EXPECT_EQ(near->pair->outstanding(), 0U);
+  Outcome nothing;
+  near->pair->run({}, nothing.completion());
+  EXPECT_EQ(nothing.wait_name(), "Ok");
+}
+
+TEST_F(RdmaQueuePair, AListEndsOnceIfThePeersCardRefusesAStep) {
+  std::vector<QueuePair::Step> steps(3000);
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    steps[i].place = {.to = near->memory.data(),
+                      .local_key = near->registration->keys(0).local,
+                      .from = reinterpret_cast<std::uintptr_t>(far->memory.data()),
+                      .remote_key = i == 1500 ? key() + 1 : key(),
+                      .bytes = 8};
+  }
+  Outcome outcome, behind;
+  near->pair->run(steps, outcome.completion());
+  near->pair->run(std::move(steps), behind.completion());
+  EXPECT_EQ(outcome.wait_name(), "ChannelUnavailable");
+  EXPECT_EQ(behind.wait_name(), "ChannelUnavailable");
+  EXPECT_TRUE(near->pair->failed());
+  EXPECT_EQ(read(key()).wait_name(), "ChannelUnavailable");
+}
+
 // The last reference to an agent may be that of a completion.
 TEST_F(RdmaQueuePair, ACompletionMayEndTheThreadOnWhichItRuns) {
   Outcome outcome;
