@@ -322,6 +322,12 @@ Result<Route> RawAgent::explain(std::string_view peer, Device local, const Place
   return route;
 }
 
+std::shared_ptr<OneSided> RawAgent::one_sided(std::string_view peer, Device local, Device remote) {
+  if (!ended(*impl_->engine)) return nullptr;
+  const auto link = impl_->engine->peers.known_link(peer);
+  return link ? link->channels().one_sided({local, remote}) : nullptr;
+}
+
 std::string RawAgent::link_state(std::string_view peer) const {
   const auto link = impl_->engine->peers.known_link(peer);
   return link ? link->state_text() : "no link to \"" + std::string(peer) + "\"";

@@ -231,6 +231,7 @@ class WaitInHandler {
 };
 
 class Network;
+class OneSided;
 
 /// What an agent takes from its process: time, connections, threads. Tests give others.
 struct Surroundings {
@@ -367,6 +368,10 @@ class RawAgent {
   /// link if there is none, for up to 10 s. InvalidArgument: the peer has no such device. Else the link's error.
   Result<Route> explain(std::string_view peer, Device local = {}, const Placement& placement = {},
                         std::size_t bytes = 1 << 20);
+  /// Returns by what this agent reads and writes memory of a peer without the peer's threads, from `local` to `remote`
+  /// (channels/one_sided.h). Null: no link is up, or no usable channel of these devices can; perhaps later. Opens the
+  /// channels, and no link. Never waits for the peer.
+  [[nodiscard]] std::shared_ptr<OneSided> one_sided(std::string_view peer, Device local = {}, Device remote = {});
   /// Describes the link to `peer` for people: its connections, its ring, and the state of each call in flight. For
   /// reports of calls that do not end. Opens no link.
   [[nodiscard]] std::string link_state(std::string_view peer) const;

@@ -66,6 +66,8 @@ const ChannelOrder& ChannelBindings::order(DevicePair pair) {
   {
     const std::lock_guard lock(mutex_);
     if (const auto it = orders_.find(pair); it != orders_.end()) return it->second;
+    static const ChannelOrder unknown;
+    if (!peer_.met) return unknown;  // one that is kept would be empty for the life of the link
   }
   const std::lock_guard opening(open_mutex_);
   {

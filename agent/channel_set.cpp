@@ -152,6 +152,14 @@ Result<Route> ChannelSet::explain(Device local, const Placement& placement, std:
   return route;
 }
 
+std::shared_ptr<OneSided> ChannelSet::one_sided(DevicePair pair) {
+  for (const auto* binding : bindings_.order(pair).bindings) {
+    if (binding->state() != ChannelBinding::State::usable) continue;
+    if (auto found = binding->channel->one_sided()) return found;
+  }
+  return nullptr;
+}
+
 void ChannelSet::warn_once(const std::string& about, const std::string& line) {
   {
     const std::lock_guard lock(warned_mutex_);

@@ -115,6 +115,8 @@ class ChannelSet final {
   Result<Device> arrival_of(Device source, Destination destination, const Placement& placement);
   /// Lists the channels for a tensor on `local`; see RawAgent::explain. Opens them if needed.
   Result<Route> explain(Device local, const Placement& placement, std::size_t bytes);
+  /// See RawAgent::one_sided.
+  [[nodiscard]] std::shared_ptr<OneSided> one_sided(DevicePair pair);
   /// Closes the channels and ends with `status` everything that waits for the peer. The first call counts.
   void close(const Status& status);
 

@@ -27,6 +27,7 @@
 namespace tensorferry {
 
 class Copier;
+class OneSided;
 class SharedState;
 
 /// Numbers the control messages of one direction of a link, from 1.
@@ -238,6 +239,10 @@ class Channel {
   /// Returns whether pulls are under way whose end progress() notices sooner than the channel's own thread, which has
   /// to wake first.
   [[nodiscard]] virtual bool progresses() const { return false; }
+
+  /// Returns by what this end reads and writes memory of the peer without the peer's threads; null if this channel
+  /// cannot. It may be kept longer than the channel.
+  [[nodiscard]] virtual std::shared_ptr<OneSided> one_sided() { return nullptr; }
 
   /// Handles a control message from the other end. The agent calls it in order, on a reading thread. A channel that
   /// sends none need not override it.

@@ -15,6 +15,7 @@
 #include "channels/bundle.h"
 #include "channels/completion.h"
 #include "channels/copy.h"
+#include "channels/ibv/card_transfers.h"
 #include "channels/ibv/fetch.h"
 #include "channels/ibv/messages.h"
 #include "channels/offers.h"
@@ -105,6 +106,7 @@ class IbvChannel final : public Channel {
         end_(std::make_shared<IbvEnd>(wire)),
         shared_connection_(rdma::SharedConnection::of(wire, parts.cards)) {
     end_->connection = shared_connection_->connection();
+    transfers_ = std::make_shared<ibv::CardTransfers>(end_->connection);
     shared_connection_->join(std::shared_ptr<WireUse>(end_, &end_->wire));
   }
   ~IbvChannel() override {
@@ -202,6 +204,8 @@ class IbvChannel final : public Channel {
     if (born_in_ == forks()) end_->connection->poll();
   }
   [[nodiscard]] bool progresses() const override { return born_in_ == forks() && end_->connection->awaits(); }
+
+  std::shared_ptr<OneSided> one_sided() override { return transfers_; }
 
   void control(ByteView message, Descriptors) override {
     auto parsed = decode<ibv::Control>(message);
@@ -415,6 +419,7 @@ class IbvChannel final : public Channel {
   const std::uint32_t born_in_ = forks();
   const std::shared_ptr<IbvEnd> end_;
   const std::shared_ptr<rdma::SharedConnection> shared_connection_;
+  std::shared_ptr<OneSided> transfers_;
   std::atomic<std::size_t> turn_{0};
 };
 

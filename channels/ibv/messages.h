@@ -39,6 +39,17 @@ struct WrittenBuffer {
   [[nodiscard]] bool valid() const { return port < rdma::most_ports; }
 };
 
+/// Memory of the sender that the receiver reaches by one-sided transfers. Travels in messages of the layers above.
+struct KeyedMemory {
+  static constexpr std::uint8_t tag = 1;
+  std::uint64_t address = 0;
+  std::uint64_t bytes = 0;
+  bool write = false;  // the sender's queue pairs let peers write
+  std::vector<rdma::PortKey> keys;
+  static constexpr std::tuple fields{&KeyedMemory::address, &KeyedMemory::bytes, &KeyedMemory::write,
+                                     at_most(&KeyedMemory::keys, rdma::most_ports)};
+};
+
 /// A ticket.
 using IbvTicket = std::variant<EmptyBuffer, KeyedSource, WrittenBuffer>;
 

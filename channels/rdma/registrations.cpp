@@ -14,6 +14,10 @@ namespace tensorferry::rdma {
 namespace {
 
 unsigned flags_of(Access access) {
+  // A word that a peer reads after it has written must not overtake those bytes, so these have no relaxed ordering.
+  if (access == Access::peers_write) return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  if (access == Access::peers_use) return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+  if (access == Access::peers_read) return IBV_ACCESS_REMOTE_READ;
   unsigned flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING;
   if (access == Access::offered) flags |= IBV_ACCESS_REMOTE_READ;
   if (access == Access::written) flags |= IBV_ACCESS_REMOTE_WRITE;
@@ -173,6 +177,13 @@ Result<std::shared_ptr<Registration>> Registrations::complete_on(std::shared_ptr
     if (!added.ok()) return added;
   }
   return registration;
+}
+
+Result<std::shared_ptr<Registration>> Registrations::make_apart(std::byte* data, std::size_t bytes, Access access,
+                                                                const std::vector<std::size_t>& cards,
+                                                                std::shared_ptr<Registration> earlier) {
+  if (earlier == nullptr) earlier = std::make_shared<Registration>(data, bytes, access, cards_.size(), budget_);
+  return complete_on(std::move(earlier), cards);
 }
 
 bool Registrations::drop_oldest() {

@@ -25,6 +25,10 @@ enum class Access : std::uint8_t {
   lands,    // this process's queue pairs write it; no peer reaches it
   offered,  // peers read it, and this process's queue pairs write it
   written,  // a peer writes it
+  // Of make_apart() alone: what peers do with it.
+  peers_read,
+  peers_write,
+  peers_use,  // both
 };
 
 /// Counts registered bytes against a bound. Memory that is registered with several cards counts once for each, because
@@ -126,6 +130,12 @@ class Registrations final : public AllocationUser, public std::enable_shared_fro
   std::shared_ptr<Registration> find(const Allocations::Allocation& allocation, const std::vector<std::size_t>& cards);
   Result<std::shared_ptr<Registration>> make(const Allocations::Allocation& allocation,
                                              const std::vector<std::size_t>& cards);
+
+  /// Returns a registration of exactly these bytes, which nothing else shares and which is not kept: when its last
+  /// holder drops it, its keys are invalid. `earlier`: one of the same bytes to which the cards are added, or null.
+  Result<std::shared_ptr<Registration>> make_apart(std::byte* data, std::size_t bytes, Access access,
+                                                   const std::vector<std::size_t>& cards,
+                                                   std::shared_ptr<Registration> earlier = nullptr);
 
   /// Returns whether make() would keep the registration of these bytes.
   [[nodiscard]] static bool keeps(const std::byte* data, std::size_t bytes, Access access);
