@@ -139,7 +139,8 @@ class PeerRegion {
   void write_blocks(std::span<const std::int64_t> indices, const Tensor& from,
                     const TransferOptions& options = {}) const;
 
-  /// Returns how reads go: "mapped", "in place" (the kernel copies), or "served" (the owner's agent sends).
+  /// Returns how reads go: "mapped", "in place" (the kernel copies), "by card" (a network card does, by RDMA), or
+  /// "served" (the owner's agent sends).
   [[nodiscard]] std::string carried() const;
 
  private:

@@ -243,7 +243,7 @@ void bind_remote(Class<RemoteRegion>& remote, Class<RegionService>& service) {
       .def_property_readonly("alive", [](const RemoteRegion& self) { return self.alive().ok(); })
       .def_property_readonly("carried",
                              [](const RemoteRegion& self) {
-                               constexpr std::array names{"served", "in place", "mapped"};
+                               constexpr std::array names{"served", "in place", "mapped", "by card"};
                                return std::string(names.at(static_cast<std::size_t>(self.reach())));
                              })
       .def(

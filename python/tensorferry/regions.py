@@ -434,7 +434,8 @@ class Region:
             self._grant.check()
 
     def carried(self, timeout: float = -1) -> str:
-        """Returns how reads go: "mapped", "in place" (the kernel copies), or "served" (the owner's agent sends).
+        """Returns how reads go: "mapped", "in place" (the kernel copies), "by card" (a network card does, by RDMA), or
+        "served" (the owner's agent sends).
 
         Args:
             timeout: as for :meth:`read`.

@@ -299,6 +299,8 @@ std::string PeerRegion::carried() const {
       return "mapped";
     case regions::Reach::in_place:
       return "in place";
+    case regions::Reach::by_card:
+      return "by card";
     case regions::Reach::served:
       break;
   }

@@ -61,8 +61,8 @@ struct OpenRegion {
       &OpenRegion::visit, &OpenRegion::incarnation, &OpenRegion::id,   at_most(&OpenRegion::name, longest_name),
       &OpenRegion::map,   &OpenRegion::place,       &OpenRegion::proof};
 };
-/// How the bytes of a granted region are reached.
-enum class Reach : std::uint8_t { served = 0, in_place = 1, mapped = 2, last = mapped };
+/// How the bytes of a granted region are reached. `by_card` stands in no grant: the peer asks for keys (AskKeys).
+enum class Reach : std::uint8_t { served = 0, in_place = 1, mapped = 2, last = mapped, by_card = 3 };
 struct RegionGrant {
   std::uint64_t id = 0;
   std::uint64_t bytes = 0;
@@ -121,7 +121,20 @@ struct NotifyOwner {
   std::uint64_t notification = 0;
   static constexpr std::tuple fields{&NotifyOwner::visit, &NotifyOwner::id, &NotifyOwner::notification};
 };
-using RegionMessage = std::variant<OpenRegion, CloseRegion, ReadRuns, WriteRuns, NotifyOwner>;
+/// Asks by which keys network cards reach a granted region. The reply is a RegionKeys.
+struct AskKeys {
+  static constexpr std::uint8_t tag = 6;
+  std::uint64_t visit = 0;
+  std::uint64_t id = 0;
+  static constexpr std::tuple fields{&AskKeys::visit, &AskKeys::id};
+};
+/// What OneSided::expose() has returned at the owner.
+struct RegionKeys {
+  Bytes region;  // empty: no card reaches it, or not yet
+  Bytes page;    // of the visit's words
+  static constexpr std::tuple fields{at_most(&RegionKeys::region, 4096), at_most(&RegionKeys::page, 4096)};
+};
+using RegionMessage = std::variant<OpenRegion, CloseRegion, ReadRuns, WriteRuns, NotifyOwner, AskKeys>;
 
 /// Asks for a publication. The reply is a Subscribed.
 struct SubscribeTo {

@@ -65,7 +65,7 @@ Result<std::uint64_t> OwnedRegions::add(Buffer memory, RegionRights rights, cons
   const std::lock_guard lock(mutex_);
   if (closed_) return Status(Code::agent_closed, "the agent has left");
   const auto id = ++last_id_;
-  regions_[id] = {name, std::make_shared<const Buffer>(std::move(memory)), std::move(rights), std::move(shape), {}};
+  regions_[id] = {name, std::make_shared<const Buffer>(std::move(memory)), std::move(rights), std::move(shape), {}, {}};
   if (!name.empty()) names_[name] = id;
   return id;
 }
@@ -78,21 +78,27 @@ Status OwnedRegions::gone(std::uint64_t id) const {
 
 Status OwnedRegions::drop(std::uint64_t id) {
   std::map<std::uint64_t, Owned>::node_type dropped;
-  const std::lock_guard lock(mutex_);
-  dropped = regions_.extract(id);
-  if (dropped.empty()) return gone(id);
-  const auto named = names_.find(dropped.mapped().name);
-  if (named != names_.end() && named->second == id) names_.erase(named);
-  for (auto& [visit, visited] : visits_) {
-    const auto slot = visited.slots.find(id);
-    if (slot == visited.slots.end()) continue;
-    visited.word(slot->second.place).store(0);
-    visited.free.push_back(slot->second.place);
-    visited.slots.erase(slot);
+  {
+    const std::lock_guard lock(mutex_);
+    dropped = regions_.extract(id);
+    if (dropped.empty()) return gone(id);
+    const auto named = names_.find(dropped.mapped().name);
+    if (named != names_.end() && named->second == id) names_.erase(named);
+    for (auto& [visit, visited] : visits_) {
+      const auto slot = visited.slots.find(id);
+      if (slot == visited.slots.end()) continue;
+      visited.word(slot->second.place).store(0);
+      visited.free.push_back(slot->second.place);
+      visited.slots.erase(slot);
+    }
+    // The words are 0 for all readers before the memory may be used for anything else.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    changed_.notify_all();
   }
-  // The words are 0 for all readers before the memory may be used for anything else.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  changed_.notify_all();
+  if (dropped.mapped().exposed != nullptr) {
+    const std::lock_guard turn(exposing_);  // a thread that adds a card to it holds it
+    dropped.mapped().exposed = nullptr;
+  }
   return {};
 }
 
@@ -131,6 +137,10 @@ void OwnedRegions::handle(Request request, Reply reply) {
   if (auto noted = visitors_->note({request.peer.incarnation, visit}); !noted.ok()) return reply.fail(noted);
   if (const auto* asked = std::get_if<OpenRegion>(&*message)) return open(request.peer, *asked, std::move(reply));
   if (const auto* asked = std::get_if<ReadRuns>(&*message)) return read(request.peer, *asked, std::move(reply));
+  if (const auto* asked = std::get_if<AskKeys>(&*message)) {
+    const auto keys = this->keys(request.peer, *asked);
+    return keys.ok() ? reply.send({encode(*keys), {}, {}, {}}) : reply.fail(keys.status());
+  }
   Status status;
   if (const auto* asked = std::get_if<WriteRuns>(&*message)) {
     status = write(request.peer, *asked, request.arguments.buffers);
@@ -302,6 +312,41 @@ void OwnedRegions::read(const PeerInfo& peer, const ReadRuns& asked, Reply reply
   Message message;
   message.buffers.push_back(std::move(gathered));
   reply.send(std::move(message));
+}
+
+Result<RegionKeys> OwnedRegions::keys(const PeerInfo& peer, const AskKeys& asked) {
+  RegionKeys out;
+  const auto cards = agent_->one_sided(peer.name);
+  if (cards == nullptr) return out;
+  const VisitId visit{peer.incarnation, asked.visit};
+  std::shared_ptr<const Buffer> memory;
+  ExposedRights rights;
+  Buffer page;
+  std::shared_ptr<Exposed> exposed, page_exposed;
+  const std::lock_guard turn(exposing_);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = allowed(peer, asked.id, false);
+    if (!found.ok()) return found.status();
+    const auto visited = visits_.find(visit);
+    if (visited == visits_.end() || !visited->second.slots.contains(asked.id)) return gone(asked.id);
+    memory = (*found)->memory;
+    rights = {(*found)->rights.read, (*found)->rights.write};
+    exposed = (*found)->exposed;
+    page = visited->second.page;
+    page_exposed = visited->second.exposed;
+  }
+  if (!on_host(*memory)) return out;
+  auto page_keys = cards->expose(page, {true, false}, page_exposed);
+  auto region_keys = page_keys.ok() ? cards->expose(*memory, rights, exposed) : page_keys.status();
+  const std::lock_guard lock(mutex_);
+  const auto region = regions_.find(asked.id);
+  const auto visited = visits_.find(visit);
+  if (region == regions_.end() || visited == visits_.end()) return gone(asked.id);
+  region->second.exposed = std::move(exposed);
+  visited->second.exposed = std::move(page_exposed);
+  if (region_keys.ok()) out = {*std::move(region_keys), *std::move(page_keys)};
+  return out;
 }
 
 Status OwnedRegions::write(const PeerInfo& peer, const WriteRuns& asked, const std::vector<Buffer>& from) {

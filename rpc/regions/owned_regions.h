@@ -15,6 +15,7 @@
 
 #include "agent/agent.h"
 #include "channels/copy.h"
+#include "channels/one_sided.h"
 #include "rpc/regions/messages.h"
 #include "rpc/regions/visits.h"
 
@@ -46,6 +47,10 @@ struct Notification {
 /// deceives itself alone. Mapped memory is a memfd that is never used for anything else (channels/region.h), so even a
 /// late write of a peer can only change bytes of that region. A region in other memory of the host is never written by
 /// a peer; its owner writes it, by a call.
+///
+/// A network card of a peer reads and writes a region by a key that is the region's alone, and then reads the word by
+/// another key. `drop` clears the word, and takes back the key before it returns. So the peer's card reaches no other
+/// memory, also if the peer breaks the protocol.
 ///
 /// A region on a GPU is mapped by the driver's handle of its allocation, which other tensors of the owner may share: a
 /// peer of the same user reads and writes it by copies and kernels of its own, and the library alone keeps those within
@@ -90,11 +95,13 @@ class OwnedRegions final : public std::enable_shared_from_this<OwnedRegions> {
     RegionRights rights;
     std::string shape;
     std::deque<Notification> notifications;
+    std::shared_ptr<Exposed> exposed{};  // to network cards; ends before `memory`
   };
   /// The grants of one visit. The page is written here alone.
   struct Visited {
     std::string peer;
-    Buffer page;  // a region of most_grants words
+    Buffer page;                       // a region of most_grants words
+    std::shared_ptr<Exposed> exposed;  // the page, to network cards
     std::unique_ptr<std::uint64_t> proof;
     struct Slot {
       std::uint32_t place = 0;   // in the page
@@ -117,6 +124,8 @@ class OwnedRegions final : public std::enable_shared_from_this<OwnedRegions> {
   Result<Visited*> visited(const PeerInfo& peer, const OpenRegion& asked);
   void close_grant(VisitId visit, std::uint64_t id);
   void read(const PeerInfo& peer, const ReadRuns& asked, Reply reply);
+  /// Lets network cards of the peer reach a region that it has a grant of.
+  Result<RegionKeys> keys(const PeerInfo& peer, const AskKeys& asked);
   Status write(const PeerInfo& peer, const WriteRuns& asked, const std::vector<Buffer>& from);
   Status notify(const PeerInfo& peer, const NotifyOwner& told);
   /// Copies runs of a region to `host`, or back.
@@ -132,6 +141,7 @@ class OwnedRegions final : public std::enable_shared_from_this<OwnedRegions> {
   const std::shared_ptr<Visitors> visitors_;
   const ProcessPlace place_;
   Copier copier_;
+  std::mutex exposing_;  // one thread at a time makes keys, or takes them back; locked before mutex_
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t last_id_ = 0;

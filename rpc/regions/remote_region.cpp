@@ -11,6 +11,7 @@
 #include "base/host.h"
 #include "base/text.h"
 #include "rpc/regions/owned_regions.h"
+#include "rpc/regions/parts_of_runs.h"
 
 namespace tensorferry::regions {
 namespace {
@@ -192,6 +193,7 @@ Status RemoteRegion::read(const Runs& runs, const Buffer& into, const TransferLi
     if (read.code() != Code::channel_unavailable) return noting_a_drop(std::move(read));
     reach_.store(Reach::served, std::memory_order_relaxed);  // memory that the kernel does not let us read
   }
+  if (auto read = by_card(runs, into, false, limits)) return noting_a_drop(*std::move(read));
   return noting_a_drop(read_served(runs, into, limits));
 }
 
@@ -199,35 +201,16 @@ Status RemoteRegion::write(const Runs& runs, const Buffer& from, std::optional<s
                            const TransferLimits& limits) {
   if (auto fits = check(runs, from, true); !fits.ok()) return fits;
   if (auto good = alive(); !good.ok()) return good;
-  auto status =
-      memory_.data != nullptr ? copy_mapped(runs, from.data, true) : noting_a_drop(write_served(runs, from, limits));
+  Status status;
+  if (memory_.data != nullptr) {
+    status = copy_mapped(runs, from.data, true);
+  } else if (auto written = by_card(runs, from, true, limits)) {
+    status = noting_a_drop(*std::move(written));
+  } else {
+    status = noting_a_drop(write_served(runs, from, limits));
+  }
   if (!status.ok() || !notify) return status;
   return regions_->ask(owner(), NotifyOwner{visit_->number(), id(), *notify}, {}, {}, limits).status();
-}
-
-/// Calls `part(runs, at)` for as many runs at a time as one message may have, and for the pieces of runs that are
-/// larger than a message. `at`: the place of their bytes in the reader's or the writer's memory.
-template <class Part>
-Status in_messages(const Runs& runs, const Part& part) {
-  for (std::size_t run = 0; runs.run_bytes > most_served_bytes && run < runs.offsets.size(); ++run) {
-    for (std::uint64_t at = 0; at < runs.run_bytes; at += most_served_bytes) {
-      const auto bytes = std::min(most_served_bytes, runs.run_bytes - at);
-      auto status = part(Runs{bytes, {runs.offsets[run] + at}}, run * runs.run_bytes + at);
-      if (!status.ok()) return status;
-    }
-  }
-  if (runs.run_bytes > most_served_bytes) return {};
-  const auto fits =
-      runs.run_bytes == 0 ? most_runs : std::min<std::uint64_t>(most_served_bytes / runs.run_bytes, most_runs);
-  const auto at_once = static_cast<std::size_t>(std::max<std::uint64_t>(fits, 1));
-  for (std::size_t first = 0; first < runs.offsets.size(); first += at_once) {
-    const auto begin = runs.offsets.begin() + static_cast<std::ptrdiff_t>(first);
-    const auto count = std::min(at_once, runs.offsets.size() - first);
-    auto status =
-        part(Runs{runs.run_bytes, {begin, begin + static_cast<std::ptrdiff_t>(count)}}, first * runs.run_bytes);
-    if (!status.ok()) return status;
-  }
-  return {};
 }
 
 Status RemoteRegion::read_served(const Runs& runs, const Buffer& into, const TransferLimits& limits) {
@@ -295,7 +278,7 @@ void RemoteRegions::attach(RemoteRegion& region, std::vector<Buffer> buffers) co
     region.reach_ = Reach::mapped;
     return;
   }
-  if (most == Reach::served || grant.process.pid == 0 || place_.process.pid == 0) return;
+  if (most == Reach::served || most == Reach::by_card || grant.process.pid == 0 || place_.process.pid == 0) return;
   if (!agent_->check_process(region.owner(), grant.process.pid).ok()) return;
   auto process = cma::Process::find(grant.process);
   if (!process.ok()) return;

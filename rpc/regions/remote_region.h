@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "base/spin.h"
 #include "channels/cma/process.h"
 #include "channels/copy.h"
+#include "channels/one_sided.h"
 #include "rpc/regions/messages.h"
 #include "rpc/regions/visits.h"
 
@@ -44,10 +46,17 @@ struct TransferLimits {
 
 class RemoteRegions;
 
+/// By what cards reach a region of a peer: the link's transfers, and the keys.
+struct CardKeys {
+  std::shared_ptr<OneSided> cards;
+  RegionKeys keys;
+};
+
 /// One grant. Reads and writes go, whichever the grant allows first:
 ///
 /// - mapped: this process copies from or to memory that it has mapped; on a GPU, the caller does (map_on());
 /// - in_place: the kernel copies from the owner's memory (reads alone);
+/// - by_card: a network card copies, by keys that the owner gives (RDMA). If that fails, the owner serves;
 /// - served: the owner's agent sends or takes the bytes, over any link.
 ///
 /// The library checks the bounds against the grant that it has copied, and the region's generation word before and
@@ -100,6 +109,10 @@ class RemoteRegion final {
   [[nodiscard]] Status check(const Runs& runs, const Buffer& memory, bool to_write) const;
   Status copy_mapped(const Runs& runs, std::byte* memory, bool to_region);
   Status read_in_place(const Runs& runs, std::byte* into);
+  /// Copies by a network card. nullopt: no card can now, or it has failed; any part may have landed.
+  std::optional<Status> by_card(const Runs& runs, const Buffer& memory, bool to_region, const TransferLimits& limits);
+  /// Returns by what cards reach the owner's memory, with the keys; null if they do not now.
+  std::shared_ptr<const CardKeys> card_keys(const TransferLimits& limits);
   Status read_served(const Runs& runs, const Buffer& into, const TransferLimits& limits);
   Status write_served(const Runs& runs, const Buffer& from, const TransferLimits& limits);
   [[nodiscard]] Status dropped() const;
@@ -114,8 +127,10 @@ class RemoteRegion final {
   std::atomic<Reach> reach_{Reach::served};
   std::atomic<bool> dropped_{false};  // a transfer has found it so
   std::mutex mapping_;
-  std::map<int, Buffer> mapped_;       // of a region on a GPU, by device; guarded by mapping_
-  std::shared_ptr<LockedWords> words_;  // guarded by mapping_
+  std::map<int, Buffer> mapped_;          // of a region on a GPU, by device; guarded by mapping_
+  std::shared_ptr<LockedWords> words_;    // guarded by mapping_
+  std::shared_ptr<const CardKeys> keys_;  // guarded by mapping_
+  Clock::time_point ask_keys_at_{};       // the same; not before that
 };
 
 /// The grants that this agent holds. Thread-safe.
@@ -126,7 +141,7 @@ class RemoteRegions final : public std::enable_shared_from_this<RemoteRegions> {
   /// Returns the grant for `key`, and asks the owner for it if there is none that is good. Errors: those of
   /// RemoteRegion, and NotFound for a name that the owner does not have.
   Result<std::shared_ptr<RemoteRegion>> open(const RegionKey& key, const TransferLimits& limits = {});
-  /// Uses only these ways, for tests and measures: `least` served allows all.
+  /// Uses no faster way than `most`, for tests and measures. `by_card`: network cards, else served.
   void reach_at_most(Reach most) { most_ = most; }
   [[nodiscard]] RawAgent& agent() const noexcept { return *agent_; }
 
@@ -145,6 +160,7 @@ class RemoteRegions final : public std::enable_shared_from_this<RemoteRegions> {
   const ProcessPlace place_;
   const std::uint64_t proof_;
   Copier copier_;
+  Spin spin_;  // of waits for network cards
   std::atomic<Reach> most_{Reach::mapped};
   std::mutex mutex_;
   std::map<std::pair<std::string, std::uint64_t>, std::weak_ptr<RemoteRegion>> open_;  // by owner and id
