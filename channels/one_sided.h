@@ -13,9 +13,9 @@ namespace tensorferry {
 
 /// Memory of this process that peers may reach, as a channel has prepared it. When it is destroyed, all keys to it are
 /// invalid: no peer reaches the memory by them any more, also by a transfer under way.
-class Exposed {
+class ExposedMemory {
  public:
-  virtual ~Exposed() = default;
+  virtual ~ExposedMemory() = default;
 };
 
 /// What peers may do with exposed memory.
@@ -41,7 +41,7 @@ class OneSided {
   /// `memory.owner` until it has dropped `exposed`.
   ///
   /// ChannelUnavailable: this channel cannot, or not now; ResourceExhausted: no more memory may be pinned.
-  virtual Result<Bytes> expose(const Buffer& memory, ExposedRights rights, std::shared_ptr<Exposed>& exposed) = 0;
+  virtual Result<Bytes> expose(const Buffer& memory, ExposedRights rights, std::shared_ptr<ExposedMemory>& exposed) = 0;
 
   /// Copies equal runs of the peer's memory into memory of this process, or back. Reads a word of the peer's before,
   /// and when all the bytes are there: if it has another value, the copied bytes count for nothing.

@@ -26,7 +26,7 @@ constexpr std::size_t line = 64;                             // the words of two
 
 Status unavailable(std::string why) { return {Code::channel_unavailable, std::move(why)}; }
 
-struct CardExposed final : Exposed {
+struct ExposedToCards final : ExposedMemory {
   std::shared_ptr<LocalCards> local;
   std::shared_ptr<rdma::Registration> registration;
 };
@@ -41,9 +41,9 @@ struct TransferLane {
 };
 
 /// A transfer under way. The steps' completions hold it.
-class Running final {
+class RunningTransfer final {
  public:
-  Running(OneSided::Transfer transfer, Completion done, std::size_t lanes)
+  RunningTransfer(OneSided::Transfer transfer, Completion done, std::size_t lanes)
       : transfer_(std::move(transfer)), done_(std::move(done)), lanes_(lanes), left_(lanes) {}
 
   OneSided::Transfer& transfer() noexcept { return transfer_; }
@@ -117,7 +117,8 @@ bool fits(const OneSided::Transfer& transfer, const KeyedMemory& there, const Ke
 }
 
 /// Finds memory that the cards may use for the transfer's bytes.
-Status prepare(Running& running, const LocalCards& local, const std::vector<std::size_t>& cards, std::size_t lanes) {
+Status prepare(RunningTransfer& running, const LocalCards& local, const std::vector<std::size_t>& cards,
+               std::size_t lanes) {
   auto words = local.staging->take(lanes * line, cards);
   if (!words.ok()) return words.status();
   running.words = *std::move(words);
@@ -142,7 +143,7 @@ Status prepare(Running& running, const LocalCards& local, const std::vector<std:
 }
 
 /// Gives each lane its steps, and the read of the word at their end.
-void plan(Running& running, std::vector<TransferLane>& lanes, std::uint64_t there, std::uint64_t word) {
+void plan(RunningTransfer& running, std::vector<TransferLane>& lanes, std::uint64_t there, std::uint64_t word) {
   const auto& transfer = running.transfer();
   const auto& offsets = transfer.offsets;
   std::size_t turn = 0;
@@ -176,20 +177,21 @@ void plan(Running& running, std::vector<TransferLane>& lanes, std::uint64_t ther
 
 }  // namespace
 
-Result<Bytes> CardTransfers::expose(const Buffer& memory, ExposedRights rights, std::shared_ptr<Exposed>& exposed) {
+Result<Bytes> CardTransfers::expose(const Buffer& memory, ExposedRights rights,
+                                    std::shared_ptr<ExposedMemory>& exposed) {
   const auto ports = connection_->ports();
   const auto local = connection_->cards();
   if (ports == nullptr || local == nullptr) return unavailable(connection_->why_down());
   if (memory.device != Device()) return unavailable("ibv reaches memory of the host alone");
   if (memory.bytes == 0) return unavailable("there are no bytes to reach");
-  auto* known = dynamic_cast<CardExposed*>(exposed.get());
+  auto* known = dynamic_cast<ExposedToCards*>(exposed.get());
   if (known != nullptr && known->local != local) known = nullptr;
   const auto access = !rights.write ? Access::peers_read : rights.read ? Access::peers_use : Access::peers_write;
   auto made = local->registrations->make_apart(memory.data, memory.bytes, access, local->cards_of(*ports),
                                                known != nullptr ? known->registration : nullptr);
   if (!made.ok()) return made.status();
   if (known == nullptr) {
-    auto fresh = std::make_shared<CardExposed>();
+    auto fresh = std::make_shared<ExposedToCards>();
     fresh->local = local;
     fresh->registration = *made;
     exposed = std::move(fresh);
@@ -223,7 +225,7 @@ void CardTransfers::transfer(Transfer transfer, Completion done) {
   for (const auto& way : ways) {
     if (std::ranges::find(cards, way.card) == cards.end()) cards.push_back(way.card);
   }
-  const auto running = std::make_shared<Running>(std::move(transfer), std::move(done), ways.size());
+  const auto running = std::make_shared<RunningTransfer>(std::move(transfer), std::move(done), ways.size());
   if (auto prepared = prepare(*running, *local, cards, ways.size()); !prepared.ok()) {
     return running->end(unavailable(std::string(prepared.what())));
   }

@@ -17,14 +17,14 @@ namespace tensorferry::ibv {
 /// This process's memory: registered where it stays so (rdma::Registrations), copied through staging memory if it is
 /// small, and otherwise registered for the time of the transfer.
 ///
-/// Exposed memory has a registration of its own, which covers these bytes and no others, so its end makes the keys
-/// invalid. A step that meets an invalid key fails the lane at both ends (rdma::PeerConnection connects it anew): that
-/// happens if the memory is withdrawn between the two looks at the word.
+/// ExposedMemory memory has a registration of its own, which covers these bytes and no others, so its end makes the
+/// keys invalid. A step that meets an invalid key fails the lane at both ends (rdma::PeerConnection connects it anew):
+/// that happens if the memory is withdrawn between the two looks at the word.
 class CardTransfers final : public OneSided {
  public:
   explicit CardTransfers(std::shared_ptr<rdma::PeerConnection> connection) : connection_(std::move(connection)) {}
 
-  Result<Bytes> expose(const Buffer& memory, ExposedRights rights, std::shared_ptr<Exposed>& exposed) override;
+  Result<Bytes> expose(const Buffer& memory, ExposedRights rights, std::shared_ptr<ExposedMemory>& exposed) override;
   void transfer(Transfer transfer, Completion done) override;
   void progress() override { connection_->poll(); }
 

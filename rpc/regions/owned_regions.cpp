@@ -322,7 +322,7 @@ Result<RegionKeys> OwnedRegions::keys(const PeerInfo& peer, const AskKeys& asked
   std::shared_ptr<const Buffer> memory;
   ExposedRights rights;
   Buffer page;
-  std::shared_ptr<Exposed> exposed, page_exposed;
+  std::shared_ptr<ExposedMemory> exposed, page_exposed;
   const std::lock_guard turn(exposing_);
   {
     const std::lock_guard lock(mutex_);

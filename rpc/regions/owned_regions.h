@@ -95,13 +95,13 @@ class OwnedRegions final : public std::enable_shared_from_this<OwnedRegions> {
     RegionRights rights;
     std::string shape;
     std::deque<Notification> notifications;
-    std::shared_ptr<Exposed> exposed{};  // to network cards; ends before `memory`
+    std::shared_ptr<ExposedMemory> exposed{};  // to network cards; ends before `memory`
   };
   /// The grants of one visit. The page is written here alone.
   struct Visited {
     std::string peer;
-    Buffer page;                       // a region of most_grants words
-    std::shared_ptr<Exposed> exposed;  // the page, to network cards
+    Buffer page;                             // a region of most_grants words
+    std::shared_ptr<ExposedMemory> exposed;  // the page, to network cards
     std::unique_ptr<std::uint64_t> proof;
     struct Slot {
       std::uint32_t place = 0;   // in the page
