@@ -11,6 +11,7 @@
 #include "python/csrc/agent_options.h"
 #include "python/csrc/interpreter.h"
 #include "python/csrc/interruptible.h"
+#include "python/csrc/torch_calls.h"
 #include "rpc/store_adapter.h"
 #include "rpc/torch/rpc_agent.h"
 
@@ -66,6 +67,7 @@ std::shared_ptr<TorchRpcAgent> create(c10::intrusive_ptr<c10d::Store> store, con
     taken.faults.delay.emplace(type, milliseconds(seconds));
   taken.prepare_thread = &prepare_pool_thread;
   taken.leaves_storages = &leaves_storages;
+  taken.serve_python_call = python_call_server(settings["load"], settings["run"]);
   auto adapted = std::make_shared<StoreAdapter>(std::move(store));
   auto raw = options_of(name, rank, std::move(adapted), options);
   return interruptible("the other workers to join", [raw = std::move(raw), taken = std::move(taken)]() mutable {
@@ -99,6 +101,7 @@ PYBIND11_MODULE(_torch_rpc, module) {
   agent.def(py::init(&create), py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("options"),
             py::arg("settings"));
   bind_worker_info(agent);
+  bind_torch_calls(module, agent);
   agent
       .def(
           "_get_device_map", [](const TorchRpcAgent& self, const WorkerInfo& to) { return self.getDeviceMap(to); },

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import _utils, api, backend_registry
 
-from . import _C, _torch_rpc  # type: ignore[attr-defined]  # a compiled module without types
+from . import _C, _torch_rpc, torch_calls  # type: ignore[attr-defined]  # a compiled module without types
 from .errors import DeadlineExceeded, InvalidArgument
 from .rendezvous import LongWait, check_place, interruption_names, url_for_torch
 from .rpc.options import options_of_tensorpipe_parts
@@ -295,6 +295,8 @@ def _make_agent(
         "fail": {_MESSAGE_TYPES[one] for one in getattr(options, "messages_to_fail", ())},
         "failures": getattr(options, "num_fail_sends", 0),
         "delay": {_MESSAGE_TYPES[one]: late for one, late in getattr(options, "messages_to_delay", {}).items()},
+        "load": torch_calls.load,
+        "run": torch_calls.run,
     }
     agent = _torch_rpc.RpcAgent(store, name, rank, agent_options, settings)
     agent.store = store
@@ -302,6 +304,7 @@ def _make_agent(
     agent._get_backend_options = lambda: options  # torch asks for it when a worker joins a group without a world size
     global _agent
     _agent = agent  # keeps the attributes: torch keeps the C++ object alone
+    torch_calls.use(None if devices else agent)
     return agent
 
 
@@ -382,6 +385,7 @@ def shutdown(graceful: bool = True, timeout: float = rpc.constants.DEFAULT_SHUTD
         elif graceful:
             _leave_group(agent, timeout)
     finally:
+        torch_calls.use(None)
         api._finalize_shutdown()
         _agent = None
 
@@ -427,6 +431,7 @@ def _register() -> None:
     rpc.BackendType = backend_registry.BackendType  # type: ignore[misc]
     rpc.init_rpc = init_rpc
     rpc.shutdown = api.shutdown = shutdown
+    torch_calls.install()
 
 
 _register()

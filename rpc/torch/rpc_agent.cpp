@@ -246,6 +246,17 @@ void TorchRpcAgent::prepare_thread() const {
 
 c10::intrusive_ptr<JitFuture> TorchRpcAgent::send(const WorkerInfo& to, TorchMessage message, float timeout_seconds,
                                                   const DeviceMap& device_map) {
+  return post(to, std::move(message), timeout_seconds, device_map, Waits::perhaps);
+}
+
+TorchMessage TorchRpcAgent::call(const WorkerInfo& to, TorchMessage message, float timeout_seconds) {
+  const auto response = post(to, std::move(message), timeout_seconds, {}, Waits::now);
+  response->waitAndThrow();
+  return response->value().toCustomClass<rpc::Message>();
+}
+
+c10::intrusive_ptr<JitFuture> TorchRpcAgent::post(const WorkerInfo& to, TorchMessage message, float timeout_seconds,
+                                                  const DeviceMap& device_map, Waits waits) {
   TORCH_CHECK(message->isRequest(), "an agent sends requests only, not a message of type ", message->type());
   TORCH_CHECK(rpcAgentRunning_.load(), "Node ", RpcAgent::getWorkerInfo().id_, " tried to send() a message of type ",
               message->type(), " but RPC is no longer running on this node.");
@@ -283,7 +294,14 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::send(const WorkerInfo& to, TorchMes
   auto call = member_->agent().call(to.name_, served_name, *std::move(encoded), std::move(options));
   thread_local CallPattern pattern;
   const bool counts = is_call(message->type());
-  if (counts && pattern.expects_wait()) {
+  if (waits == Waits::now) {
+    const auto until = timeout.count() == 0 ? std::nullopt : std::optional(began + timeout);
+    if (call.wait(until)) {
+      complete(*pending, call.take());
+      return future;
+    }
+    expire(*pending, timeout);  // complete() still counts the late reply
+  } else if (counts && pattern.expects_wait()) {
     if (call.wait(Clock().now() + longest_wait_in_send)) {
       complete(*pending, call.take());
       return future;
@@ -292,7 +310,7 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::send(const WorkerInfo& to, TorchMes
   } else if (counts) {
     pattern.leave(future);
   }
-  start_timeout();
+  if (waits == Waits::perhaps) start_timeout();
   call.on_done(
       [self = shared_from_this(), pending, call](Result<Received> reply) {
         self->prepare_thread();
@@ -370,6 +388,7 @@ void TorchRpcAgent::serve(Request request, Reply reply) {
   auto decoded = decode(request.arguments, *converters_);
   if (!decoded.ok()) return reply.fail(decoded.status());
   auto& message = *decoded->message;
+  if (serve_python_call(decoded->message, request.peer.name, reply)) return;
   // After one profiled request, torch would record nothing of the next one on the same thread.
   std::optional<at::ThreadLocalStateGuard> clean;
   if (message.type() == rpc::RUN_WITH_PROFILING_REQ) {
@@ -394,10 +413,35 @@ void TorchRpcAgent::serve(Request request, Reply reply) {
   });
 }
 
+/// Runs a call of a Python function without the futures of torch's RequestCallback. False: the message is another one,
+/// or GPUs are in use, whose streams torch's callback keeps.
+bool TorchRpcAgent::serve_python_call(TorchMessage request, const std::string& caller, Reply& reply) {
+  const auto& payload = request->payload();
+  constexpr char runs_at_once = 0;  // 1: under functions.async_execution
+  if (!settings_.serve_python_call || request->type() != rpc::PYTHON_CALL || payload.empty() ||
+      payload.front() != runs_at_once || !getDevices().empty())
+    return false;
+  const auto id = request->id();
+  const auto held = std::make_shared<Reply>(std::move(reply));
+  const auto respond = [self = shared_from_this(), caller, held](TorchMessage response) {
+    run_foreign("an answer of torch.distributed.rpc", [&] { self->answer(std::move(response), caller, *held); });
+  };
+  try {
+    settings_.serve_python_call(std::move(request), respond);
+  } catch (const std::exception& error) {
+    respond(rpc::createExceptionResponse(error, id));
+  }
+  return true;
+}
+
 void TorchRpcAgent::answer(JitFuture& result, std::int64_t id, const std::string& caller, Reply& reply) {
-  const auto failure = [&](const std::string& text) { return rpc::createExceptionResponse(text, id); };
-  auto message =
-      result.hasError() ? failure(result.tryRetrieveErrorMessage()) : result.value().toCustomClass<rpc::Message>();
+  answer(result.hasError() ? rpc::createExceptionResponse(result.tryRetrieveErrorMessage(), id)
+                           : result.value().toCustomClass<rpc::Message>(),
+         caller, reply);
+}
+
+void TorchRpcAgent::answer(TorchMessage message, const std::string& caller, Reply& reply) {
+  const auto failure = [id = message->id()](const std::string& text) { return rpc::createExceptionResponse(text, id); };
   if (const auto missing = missing_mapping(*message, reverse_map_to(caller), caller, true); !missing.empty())
     message = failure(missing);
   auto encoded = encode(message, *converters_);

@@ -33,6 +33,10 @@ using torch::distributed::rpc::WorkerInfo;
 /// By the name of a peer.
 using DeviceMapsByPeer = std::unordered_map<std::string, DeviceMap>;
 
+/// Runs a call of a Python function (PYTHON_CALL), and passes its response to `respond`, once: before it returns, or
+/// later on any thread. An exception that it throws becomes the response. Called on a pool thread.
+using ServePythonCall = std::function<void(TorchMessage request, std::function<void(TorchMessage)> respond)>;
+
 /// What TorchRpcAgent::create() needs beside the options of the agent underneath.
 struct TorchRpcSettings {
   int world_size = 0;  // 0: agents join and leave at any time
@@ -45,6 +49,7 @@ struct TorchRpcSettings {
   Faults faults;
   std::function<void()> prepare_thread;  // runs first on each thread that may enter Python
   bool (*leaves_storages)() = nullptr;   // as for CpuConverter
+  ServePythonCall serve_python_call;     // null: torch's RequestCallback runs these calls too
 };
 
 /// One agent of torch.distributed.rpc. Thread-safe. No function needs the GIL; those that block must be called without
@@ -67,6 +72,10 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
   /// that waits for a reply takes it without waking another.
   c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, TorchMessage message, float timeout_seconds,
                                      const DeviceMap& device_map) override;
+
+  /// Sends a call for which this thread waits, and returns its response. Throws the error that the future of send()
+  /// would have. The thread takes the reply itself, so no other one is woken. Blocks.
+  TorchMessage call(const WorkerInfo& to, TorchMessage message, float timeout_seconds);
 
   using RpcAgent::getWorkerInfo;
   const WorkerInfo& getWorkerInfo(const std::string& name) const override;
@@ -93,8 +102,13 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
   class Workers;
   struct PendingSend;
 
+  enum class Waits : std::uint8_t { perhaps, now };  // whether the caller of post() waits for the response
+  c10::intrusive_ptr<JitFuture> post(const WorkerInfo& to, TorchMessage message, float timeout_seconds,
+                                     const DeviceMap& device_map, Waits waits);
   void serve(Request request, Reply reply);
+  bool serve_python_call(TorchMessage request, const std::string& caller, Reply& reply);
   void answer(JitFuture& result, std::int64_t id, const std::string& caller, Reply& reply);
+  void answer(TorchMessage response, const std::string& caller, Reply& reply);
   c10::intrusive_ptr<JitFuture> hold(const ReferenceId& deleted, const WorkerInfo& to, const TorchMessage& message,
                                      float timeout_seconds);
   void expire(PendingSend& pending, std::chrono::milliseconds timeout);

@@ -375,6 +375,105 @@ def test_tensors_that_the_codec_lacks_travel_too() -> None:
     )
 
 
+# ---- calls by fewer layers than torch's
+
+
+def test_a_method_of_a_reference_is_one_message() -> None:
+    run_workers(
+        """
+        class Counter:
+            def __init__(self):
+                self.count = 0
+            def add(self, number, times=1):
+                self.count += number * times
+                return self.count
+            def fail(self):
+                raise KeyError("no such thing")
+            @staticmethod
+            @rpc.functions.async_execution
+            def later(number):
+                return rpc.rpc_async("w0", int, args=(number,))
+        def sent():
+            return int(rpc.api._get_current_rpc_agent().get_metrics()["agent.calls_sent"])
+        def hold(reference):
+            return reference.rpc_sync().add(100)
+        def work(rank):
+            init(rank)
+            if rank == 0:
+                counter = rpc.remote("w1", Counter)
+                assert counter.rpc_sync().add(1) == 1
+                here, there = sent(), rpc.rpc_sync("w1", sent)
+                for i in range(10):
+                    assert counter.rpc_sync(timeout=5).add(1, times=2) == 3 + 2 * i
+                assert sent() == here + 11 and rpc.rpc_sync("w1", sent) == there
+                try:
+                    counter.rpc_sync().fail()
+                except KeyError as error:
+                    assert "no such thing" in str(error)
+                else:
+                    raise AssertionError
+                assert counter.rpc_sync().later(7) == 7
+                assert rpc.rpc_sync("w1", hold, args=(counter,)) == 121  # it is its owner there
+                assert counter.rpc_async().add(1).wait() == 122 and counter.to_here().count == 122
+                del counter
+            rpc.shutdown()
+        workers(work)
+        """
+    )
+
+
+def test_calls_end_as_with_torch() -> None:
+    run_workers(
+        """
+        import time
+        from torch.distributed import autograd
+        class Odd(Exception):
+            def __init__(self, one, two):
+                super().__init__(one, two)
+        def gone():
+            return 1
+        def odd():
+            raise Odd(1, 2)
+        def unsendable():
+            return lambda: 1
+        def double(x, *, more=0):
+            return x * 2 + more
+        def nested(to, depth):
+            return 1 + rpc.rpc_sync(to, nested, args=(f"w{depth % 2}", depth - 1)) if depth else 0
+        ran = []
+        def slow(seconds):
+            time.sleep(seconds)
+            ran.append(seconds)
+        def error_of(function, *args, **options):
+            try:
+                rpc.rpc_sync("w1", function, args=args, **options)
+            except Exception as error:
+                return error
+        def work(rank):
+            if rank == 1:
+                del globals()["gone"]
+            init(rank)
+            if rank == 0:
+                missing = error_of(gone)
+                assert type(missing) is AttributeError and "Default RPC pickler" in str(missing), missing
+                assert "Failed to create original exception" in str(error_of(odd))
+                assert "pickle" in str(error_of(unsendable))
+                assert "RPC ran for more than set timeout (100 ms)" in str(error_of(slow, 0.5, timeout=0.1))
+                assert type(error_of(double)) is TypeError and type(error_of(int, "x")) is ValueError
+                assert rpc.rpc_sync("w1", double, args=(torch.ones(3),), kwargs={"more": 1}).tolist() == [3.0] * 3
+                assert rpc.rpc_sync(1, double, args=(2,)) == rpc.rpc_sync(rpc.get_worker_info("w1"), double, args=(2,))
+                assert rpc.rpc_sync("w0", double, args=(4,)) == 8 and rpc.rpc_sync("w1", nested, args=("w0", 20)) == 20
+                with autograd.context() as context:
+                    x = torch.ones(3, requires_grad=True)
+                    autograd.backward(context, [rpc.rpc_sync("w1", double, args=(x,)).sum()])
+                    assert autograd.get_gradients(context)[x].tolist() == [2.0] * 3
+            rpc.shutdown()
+            assert ran == ([0.5] if rank == 1 else [])  # it waits for the call that had timed out
+        workers(work)
+        """
+    )
+
+
 def test_sends_fail_and_are_late_as_the_faults_say() -> None:
     run_workers(
         """
