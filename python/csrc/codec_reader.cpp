@@ -190,6 +190,7 @@ Object PythonValueReader::read(Tag tag) {
       return read_pickled();
     case Tag::reference:
       if (references_ == nullptr) return failed("holds a reference where none is allowed");
+      paused_.reset();
       return numbered(in_->number(), Object(references_->read(in_->reference())));
     case Tag::dtype:
       return known(dtype_object(in_->dtype()), "names a dtype that this version of torch does not have");
@@ -345,6 +346,7 @@ Object PythonValueReader::read_pickled() {
     set_error(Status(Code::permission_denied, "the message holds a pickle, and this agent reads none"));
     return nullptr;
   }
+  paused_.reset();
   const auto number = in_->number();
   const auto stream = in_->view();
   std::vector<Object> buffers;
@@ -385,6 +387,7 @@ Object PythonValueReader::read_record() {
   const auto before = values_;
   const auto count = in_->count();
   if (in_->schema() != 0 || count == 0) return failed("holds a record that this agent cannot read");
+  paused_.reset();
   // Finds the class before reading the values: a record among the values overwrites the Decoder's record name, and
   // reading them may run code of the user.
   const auto found = codec_->records().find(in_->record_kind(), in_->record_name(), codec_->takes_pickle());

@@ -3,12 +3,28 @@
 
 #include <Python.h>
 
+#include <optional>
 #include <vector>
 
 #include "python/csrc/codec_types.h"
 #include "rpc/tensor.h"
 
 namespace tensorferry::python {
+
+/// Holds back Python's garbage collector while it lives, unless the program has switched it off. For objects made by
+/// the thousand that are all in use: the collector would visit them again and again in vain. Needs the GIL.
+class CollectorPaused {
+ public:
+  CollectorPaused() : was_on_(PyGC_Disable() != 0) {}
+  ~CollectorPaused() {
+    if (was_on_) PyGC_Enable();
+  }
+  CollectorPaused(const CollectorPaused&) = delete;
+  CollectorPaused& operator=(const CollectorPaused&) = delete;
+
+ private:
+  bool was_on_;
+};
 
 /// Reads the values of one message. The bytes come from a peer and are not trusted: malformed ones cause a Python error
 /// and nothing worse. If pickle is allowed, a pickle may run any code.
@@ -17,6 +33,7 @@ class PythonValueReader {
   PythonValueReader(const Codec& codec, MessageReferences* references, Decoder& in)
       : codec_(&codec), references_(references), in_(&in), tensors_(codec.converters(), in.buffers()) {
     if (!in.buffers().empty()) objects_.reserve(in.buffers().size() + 4);  // one object per tensor, and some containers
+    if (in.buffers().size() >= many_objects) paused_.emplace();
   }
   /// Reads a published value, whose payload is `in`.
   PythonValueReader(const Codec& codec, Decoder& in) : PythonValueReader(codec, nullptr, in) { published_ = true; }
@@ -57,10 +74,13 @@ class PythonValueReader {
   /// Fails the Decoder with `why`, then does the same.
   std::nullptr_t failed(const char* why);
 
+  static constexpr std::size_t many_objects = 256;  // fewer hardly start the collector
+
   const Codec* codec_;
   MessageReferences* references_;
   Decoder* in_;
   TensorReader tensors_;
+  std::optional<CollectorPaused> paused_;  // ends before code of the program runs
   bool published_ = false;
   std::vector<Object> objects_;  // by number; null: not complete yet
   // Python hashes a tuple again for each container that it is a key of. So the values in it count again for each

@@ -879,6 +879,38 @@ def test_a_tensor_of_numpy_memory_is_released_without_the_gil():
     assert gone() is None
 
 
+class TellsOfTheCollector:
+    def __reduce__(self):
+        return gc.isenabled, ()
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_messages_of_many_tensors_leave_the_collector_as_it_was(on):
+    many = {i: torch.full((3,), i) for i in range(5000)}
+    runs = []
+
+    def count(phase, info):
+        if phase == "start":
+            runs.append(info)
+
+    was = gc.isenabled()
+    (gc.enable if on else gc.disable)()
+    gc.callbacks.append(count)
+    try:
+        received = there_and_back(many)
+        assert gc.isenabled() is on
+        assert len(runs) <= (2 if on else 0), runs  # it makes no cycles; the collector would run 7 times
+        objects, told = there_and_back((many, TellsOfTheCollector()))
+        assert told is on and objects.keys() == many.keys()  # as code of the program left it
+        with pytest.raises(errors.ProtocolError):
+            codec.decode(b"\x3e", [bytes(16)] * 1000)
+        assert gc.isenabled() is on
+    finally:
+        gc.callbacks.remove(count)
+        (gc.enable if was else gc.disable)()
+    assert all(same(received[i].tolist(), [i] * 3) for i in many)
+
+
 def test_encoding_leaks_nothing():
     def once():
         value = [Odd(torch.ones(3)), np.arange(3), {"a": [1, 2]}, torch.nn.Parameter(torch.ones(2)), "x" * 9000]
