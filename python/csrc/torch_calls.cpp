@@ -39,7 +39,7 @@ TorchMessage message_of(Pickled pickled, rpc::MessageType type, std::int64_t id)
                                            std::move(pickled.second), type, id);
 }
 
-struct Functions {
+struct LoadAndRun {
   py::object load;
   py::object run;
 };
@@ -55,13 +55,13 @@ auto with_gil(const Body& body) {
   }
 }
 
-TorchMessage run(const Functions& functions, const py::object& loaded, std::int64_t id) {
+TorchMessage run(const LoadAndRun& functions, const py::object& loaded, std::int64_t id) {
   return message_of(functions.run(loaded).cast<Pickled>(), rpc::PYTHON_RET, id);
 }
 
 /// Unpickles a request. References that it brings must be confirmed by their owners before the function runs, which
 /// `confirmed` tells.
-py::object load(const Functions& functions, const rpc::Message& request,
+py::object load(const LoadAndRun& functions, const rpc::Message& request,
                 c10::intrusive_ptr<rpc::JitFuture>& confirmed) {
   auto& references = rpc::RRefContext::getInstance();
   references.recordThreadLocalPendingRRefs();
@@ -76,7 +76,7 @@ py::object load(const Functions& functions, const rpc::Message& request,
   }
 }
 
-void serve(const std::shared_ptr<Functions>& functions, const TorchMessage& request,
+void serve(const std::shared_ptr<LoadAndRun>& functions, const TorchMessage& request,
            const std::function<void(TorchMessage)>& respond) {
   const auto id = request->id();
   c10::intrusive_ptr<rpc::JitFuture> confirmed;
@@ -133,7 +133,7 @@ py::object owned_object(rpc::worker_id_t created_on, std::int64_t number) {
 }  // namespace
 
 torch_rpc::ServePythonCall python_call_server(py::object load, py::object run) {
-  const auto functions = share_with_any_thread(Functions{std::move(load), std::move(run)});
+  const auto functions = share_with_any_thread(LoadAndRun{std::move(load), std::move(run)});
   return [functions](const TorchMessage& request, const std::function<void(TorchMessage)>& respond) {
     serve(functions, request, respond);
   };
