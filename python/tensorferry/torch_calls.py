@@ -14,10 +14,18 @@ from typing import Any
 
 import torch
 import torch.distributed.rpc as rpc
-from torch.distributed.rpc import api, internal, rref_proxy
+from torch.distributed.rpc import api as _api
+from torch.distributed.rpc import internal as _internal
+from torch.distributed.rpc import rref_proxy as _rref_proxy
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
 from . import _torch_rpc  # type: ignore[attr-defined]  # a compiled module without types
+
+# torch tells no types of the functions that it keeps to itself.
+api: Any = _api
+internal: Any = _internal
+rref_proxy: Any = _rref_proxy
+jit_builtins: Any = torch.jit._builtins
 
 _pickler = internal._internal_rpc_pickler
 _torch_invoke = api._invoke_rpc
@@ -133,7 +141,7 @@ def _worker(to: Any) -> Any:
 def _is_python(func: Any) -> bool:
     return (
         callable(func)
-        and torch.jit._builtins._find_builtin(func) is None
+        and jit_builtins._find_builtin(func) is None
         and not isinstance(func, torch.jit.ScriptFunction)
         and not hasattr(func, "_wrapped_async_rpc_function")
     )
