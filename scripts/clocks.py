@@ -28,7 +28,7 @@ REAL_TIME = {
     "rpc/collectives/raw_group.cpp": "polls a device's stream, and says when the watching thread looks again",
     "rpc/collectives/torch/device_group.cpp": "waits for torch's streams",
     "rpc/collectives/torch/meeting.cpp": "waits for torch's store",
-    "rpc/collectives/torch/process_group.cpp": "measures operations for torch",
+    "rpc/collectives/torch/torch_work.cpp": "measures operations for torch",
     "rpc/store_adapter.cpp": "waits for torch's store",
     "rpc/torch/rpc_agent.cpp": "delays messages, as torch's fault injection asks",
 }

@@ -26,43 +26,32 @@
 
 // The functions that are passed on, by the number of their parameters. A function that the code of TLS begins to use
 // and that is missing here is an unresolved symbol when the library is linked.
+// clang-format finds no stable form for these lists.
+// clang-format off
 #define TENSORFERRY_OPENSSL_0(F) \
-  F(BIO_get_new_index)           \
-  F(ERR_clear_error)             \
-  F(ERR_get_error) F(ERR_peek_error) F(SSL_SESSION_new) F(SSL_get_ex_data_X509_STORE_CTX_idx) F(TLS_method)
-#define TENSORFERRY_OPENSSL_1(F)                                                                                   \
-  F(BIO_free)                                                                                                      \
-  F(BIO_get_data)                                                                                                  \
-  F(BIO_new)                                                                                                       \
-  F(ERR_reason_error_string)                                                                                       \
-  F(EVP_MD_get_type)                                                                                               \
-  F(EVP_PKEY_free)                                                                                                 \
-  F(SSL_CTX_check_private_key)                                                                                     \
-  F(SSL_CTX_free)                                                                                                  \
-  F(SSL_CTX_new)                                                                                                   \
-  F(SSL_SESSION_free) F(SSL_alert_desc_string_long) F(SSL_do_handshake) F(SSL_free) F(SSL_get1_peer_certificate)   \
-      F(SSL_get_SSL_CTX) F(SSL_get_state) F(SSL_get_verify_result) F(SSL_new) F(SSL_pending) F(SSL_session_reused) \
-          F(SSL_set_accept_state) F(SSL_set_connect_state) F(X509_STORE_CTX_get0_cert) F(X509_STORE_CTX_get_error) \
-              F(X509_free) F(X509_get_subject_name) F(X509_verify_cert_error_string)
-#define TENSORFERRY_OPENSSL_2(F)                                                                                     \
-  F(BIO_clear_flags)                                                                                                 \
-  F(BIO_meth_new)                                                                                                    \
-  F(BIO_meth_set_create)                                                                                             \
-  F(BIO_meth_set_ctrl)                                                                                               \
-  F(BIO_meth_set_read)                                                                                               \
-  F(BIO_meth_set_write)                                                                                              \
-  F(BIO_new_fd)                                                                                                      \
-  F(BIO_set_data)                                                                                                    \
-  F(BIO_set_flags)                                                                                                   \
-  F(BIO_set_init) F(SSL_CIPHER_find) F(SSL_CTX_get_ex_data) F(SSL_CTX_load_verify_file) F(SSL_CTX_set_ciphersuites)  \
-      F(SSL_CTX_set_default_passwd_cb) F(SSL_CTX_set_num_tickets) F(SSL_CTX_set_options)                             \
-          F(SSL_CTX_set_psk_find_session_callback) F(SSL_CTX_set_psk_use_session_callback) F(SSL_CTX_use_PrivateKey) \
-              F(SSL_CTX_use_certificate_chain_file) F(SSL_SESSION_set_cipher) F(SSL_SESSION_set_protocol_version)    \
-                  F(SSL_get_error) F(SSL_get_ex_data) F(X509_STORE_CTX_get_ex_data)
+  F(BIO_get_new_index) F(ERR_clear_error) F(ERR_get_error) F(ERR_peek_error) F(SSL_SESSION_new) \
+  F(SSL_get_ex_data_X509_STORE_CTX_idx) F(TLS_method)
+#define TENSORFERRY_OPENSSL_1(F) \
+  F(BIO_free) F(BIO_get_data) F(BIO_new) F(ERR_reason_error_string) F(EVP_MD_get_type) F(EVP_PKEY_free) \
+  F(SSL_CTX_check_private_key) F(SSL_CTX_free) F(SSL_CTX_new) F(SSL_SESSION_free) F(SSL_alert_desc_string_long) \
+  F(SSL_do_handshake) F(SSL_free) F(SSL_get1_peer_certificate) F(SSL_get_SSL_CTX) F(SSL_get_state) \
+  F(SSL_get_verify_result) F(SSL_new) F(SSL_pending) F(SSL_session_reused) F(SSL_set_accept_state) \
+  F(SSL_set_connect_state) F(X509_STORE_CTX_get0_cert) F(X509_STORE_CTX_get_error) F(X509_free) \
+  F(X509_get_subject_name) F(X509_verify_cert_error_string)
+#define TENSORFERRY_OPENSSL_2(F) \
+  F(BIO_clear_flags) F(BIO_meth_new) F(BIO_meth_set_create) F(BIO_meth_set_ctrl) F(BIO_meth_set_read) \
+  F(BIO_meth_set_write) F(BIO_new_fd) F(BIO_set_data) F(BIO_set_flags) F(BIO_set_init) F(SSL_CIPHER_find) \
+  F(SSL_CTX_get_ex_data) F(SSL_CTX_load_verify_file) F(SSL_CTX_set_ciphersuites) \
+  F(SSL_CTX_set_default_passwd_cb) F(SSL_CTX_set_num_tickets) F(SSL_CTX_set_options) \
+  F(SSL_CTX_set_psk_find_session_callback) F(SSL_CTX_set_psk_use_session_callback) F(SSL_CTX_use_PrivateKey) \
+  F(SSL_CTX_use_certificate_chain_file) F(SSL_SESSION_set_cipher) F(SSL_SESSION_set_protocol_version) \
+  F(SSL_get_error) F(SSL_get_ex_data) F(X509_STORE_CTX_get_ex_data)
 #define TENSORFERRY_OPENSSL_3(F) \
-  F(SSL_CTX_set_ex_data)         \
-  F(SSL_SESSION_set1_master_key) F(SSL_set_bio) F(SSL_set_ex_data) F(SSL_set_verify) F(X509_NAME_oneline)
-#define TENSORFERRY_OPENSSL_4(F) F(PEM_read_bio_PrivateKey) F(SSL_CTX_ctrl) F(SSL_read_ex) F(SSL_write_ex)
+  F(SSL_CTX_set_ex_data) F(SSL_SESSION_set1_master_key) F(SSL_set_bio) F(SSL_set_ex_data) F(SSL_set_verify) \
+  F(X509_NAME_oneline)
+#define TENSORFERRY_OPENSSL_4(F) \
+  F(PEM_read_bio_PrivateKey) F(SSL_CTX_ctrl) F(SSL_read_ex) F(SSL_write_ex)
+// clang-format on
 
 namespace tensorferry::c {
 namespace {
