@@ -110,7 +110,11 @@ std::optional<Pickled> call(TorchRpcAgent& self, const rpc::WorkerInfo& to, Pick
   TorchMessage response;
   {
     const GilReleased released;
-    response = self.call(to, std::move(message), timeout);
+    response = self.call(to, std::move(message), timeout, [&] { return interrupted(released.state()); });
+  }
+  if (!response) {
+    describe_interruption("\"" + to.name_ + "\"");
+    throw py::error_already_set();
   }
   const auto& payload = response->payload();
   return Pickled(py::bytes(payload.data(), payload.size()), response->tensors());

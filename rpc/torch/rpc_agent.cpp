@@ -246,17 +246,22 @@ void TorchRpcAgent::prepare_thread() const {
 
 c10::intrusive_ptr<JitFuture> TorchRpcAgent::send(const WorkerInfo& to, TorchMessage message, float timeout_seconds,
                                                   const DeviceMap& device_map) {
-  return post(to, std::move(message), timeout_seconds, device_map, Waits::perhaps);
+  return post(to, std::move(message), timeout_seconds, device_map, nullptr);
 }
 
-TorchMessage TorchRpcAgent::call(const WorkerInfo& to, TorchMessage message, float timeout_seconds) {
-  const auto response = post(to, std::move(message), timeout_seconds, {}, Waits::now);
+TorchMessage TorchRpcAgent::call(const WorkerInfo& to, TorchMessage message, float timeout_seconds,
+                                 const std::function<bool()>& interrupted) {
+  bool ended = false;
+  const std::function<bool()> asked = [&] { return ended = interrupted(); };
+  const auto response = post(to, std::move(message), timeout_seconds, {}, &asked);
+  if (ended) return nullptr;
   response->waitAndThrow();
   return response->value().toCustomClass<rpc::Message>();
 }
 
 c10::intrusive_ptr<JitFuture> TorchRpcAgent::post(const WorkerInfo& to, TorchMessage message, float timeout_seconds,
-                                                  const DeviceMap& device_map, Waits waits) {
+                                                  const DeviceMap& device_map,
+                                                  const std::function<bool()>* interrupted) {
   TORCH_CHECK(message->isRequest(), "an agent sends requests only, not a message of type ", message->type());
   TORCH_CHECK(rpcAgentRunning_.load(), "Node ", RpcAgent::getWorkerInfo().id_, " tried to send() a message of type ",
               message->type(), " but RPC is no longer running on this node.");
@@ -294,13 +299,16 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::post(const WorkerInfo& to, TorchMes
   auto call = member_->agent().call(to.name_, served_name, *std::move(encoded), std::move(options));
   thread_local CallPattern pattern;
   const bool counts = is_call(message->type());
-  if (waits == Waits::now) {
+  if (interrupted != nullptr) {
     const auto until = timeout.count() == 0 ? std::nullopt : std::optional(began + timeout);
-    if (call.wait(until)) {
+    if (call.wait(until, *interrupted)) {
       complete(*pending, call.take());
       return future;
     }
-    expire(*pending, timeout);  // complete() still counts the late reply
+    if (until && Clock().now() >= *until)
+      expire(*pending, timeout);  // complete() still counts the late reply
+    else
+      call.cancel();  // complete() takes its end
   } else if (counts && pattern.expects_wait()) {
     if (call.wait(Clock().now() + longest_wait_in_send)) {
       complete(*pending, call.take());
@@ -310,7 +318,7 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::post(const WorkerInfo& to, TorchMes
   } else if (counts) {
     pattern.leave(future);
   }
-  if (waits == Waits::perhaps) start_timeout();
+  if (interrupted == nullptr) start_timeout();
   call.on_done(
       [self = shared_from_this(), pending, call](Result<Received> reply) {
         self->prepare_thread();

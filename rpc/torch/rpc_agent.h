@@ -74,8 +74,10 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
                                      const DeviceMap& device_map) override;
 
   /// Sends a call for which this thread waits, and returns its response. Throws the error that the future of send()
-  /// would have. The thread takes the reply itself, so no other one is woken. Blocks.
-  TorchMessage call(const WorkerInfo& to, TorchMessage message, float timeout_seconds);
+  /// would have. The thread takes the reply itself, so no other one is woken. Blocks. Null: `interrupted`, which a
+  /// signal has this ask, returned true, and the call is cancelled.
+  TorchMessage call(const WorkerInfo& to, TorchMessage message, float timeout_seconds,
+                    const std::function<bool()>& interrupted);
 
   using RpcAgent::getWorkerInfo;
   const WorkerInfo& getWorkerInfo(const std::string& name) const override;
@@ -102,9 +104,10 @@ class TorchRpcAgent final : public torch::distributed::rpc::RpcAgent,
   class Workers;
   struct PendingSend;
 
-  enum class Waits : std::uint8_t { perhaps, now };  // whether the caller of post() waits for the response
+  /// Sends a request. `interrupted`: the caller waits for the response here, until this returns true; null: it gets a
+  /// future, and may wait.
   c10::intrusive_ptr<JitFuture> post(const WorkerInfo& to, TorchMessage message, float timeout_seconds,
-                                     const DeviceMap& device_map, Waits waits);
+                                     const DeviceMap& device_map, const std::function<bool()>* interrupted);
   void serve(Request request, Reply reply);
   bool serve_python_call(TorchMessage request, const std::string& caller, Reply& reply);
   void answer(JitFuture& result, std::int64_t id, const std::string& caller, Reply& reply);

@@ -23,7 +23,12 @@ class RawPeer:
         (self.server,) = struct.unpack_from("<Q", hello, at)
         self.incarnation = incarnation or random.getrandbits(63) | 1
         body = b"\x01" + bytes([len(name)]) + name.encode() + struct.pack("<iQQ", -1, self.incarnation, self.server)
-        self._send(1, 0, 0, body + bytes([1, 0, 0, 0]) + bytes(4) + bytes(16))  # a device, no channels, features, links
+        self._send(1, 0, 0, body + bytes([1, 0, 0, 0]) + bytes(4) + bytes(8))  # a device, no channels, features, number
+        go = 14
+        if self.incarnation < self.server:
+            self._send(go, 0, 1, b"")
+        else:
+            assert self._frame()[0][0] == go
 
     def call(self, function: str, payload: bytes) -> tuple[int, bytes]:
         """The flags and the payload of the reply."""
