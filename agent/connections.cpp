@@ -391,7 +391,7 @@ Connections::Stream Connections::attach(Connected& connection, const std::shared
   if (slot.state == State::attaching) return nullptr;
   if (is_bulk(role)) {
     if (bulk(role).size() >= BulkStreams::most || !calls_) return nullptr;
-    if (!connection.dialled && hello.connection != number()) return nullptr;
+    if ((connection.dialled ? connection.go : hello.connection) != number()) return nullptr;
   } else {
     if (calls_) return nullptr;
     const auto given = connection.go != 0 ? connection.go : link_.engine().peers.next_connection();
@@ -407,7 +407,8 @@ Connections::Stream Connections::attach(Connected& connection, const std::shared
     go.connection = number();
     stream->queue(wire::assemble(go, {}, {}, {}), {});  // before the others see the stream
   }
-  slot = {role == ConnectionRole::bulk_in ? State::up : State::attaching};
+  slot.state = role == ConnectionRole::bulk_in ? State::up : State::attaching;
+  slot.once = false;
   if (role == ConnectionRole::bulk_in) bulk_.in.push_back(stream);
   if (role == ConnectionRole::calls) {
     calls_ = stream;
@@ -441,6 +442,7 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
   }
   // Who gave one of them up before the connection was up could not tell the callee.
   for (const auto& call : sent) link_.calls().tell_if_given_up(stream, *call);
+  if (role == ConnectionRole::bulk_in) dial_again_for_peer();
   if (role != ConnectionRole::bulk_out) return;
   if (stream->local()) {
     constexpr int bytes = BulkStreams::unix_send_buffer;

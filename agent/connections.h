@@ -167,8 +167,8 @@ class Connections final {
   /// or because nothing waits for this one: dialling -> absent. Then the next message dials again.
   bool keep_dialling(wire::Hello::Purpose purpose);
   /// Returns what this side says in its hello as Hello::connection, when it dials for this purpose; nullopt: there is a
-  /// connection for calls by now, so none is dialled. A number that was read later would tell the peer that this side
-  /// has lost the connection.
+  /// connection for calls by now, or the link has ended, so none is dialled. A number that was read later would tell
+  /// the peer that this side has lost the connection.
   [[nodiscard]] std::optional<std::uint64_t> number_for_hello(wire::Hello::Purpose purpose) const;
   /// Handles the peer's wish for a bulk connection on which it sends, and dials it. ProtocolError: the peer has dialled
   /// the connection for calls, so it dials the others too.
@@ -213,7 +213,8 @@ class Connections final {
   enum class State : std::uint8_t { absent, dialling, attaching, up };
   struct Slot {
     State state = State::absent;
-    bool once = false;  // dialling: there is such a connection, so another one is tried once, and that is due
+    bool once = false;   // dialling: there is such a connection, so another one is tried once, and that is due
+    bool again = false;  // dialling for the peer, which has asked for another one meanwhile
   };
   [[nodiscard]] Slot& slot(ConnectionRole role) { return slots_[static_cast<std::size_t>(role)]; }
   [[nodiscard]] const Slot& slot(ConnectionRole role) const { return slots_[static_cast<std::size_t>(role)]; }
@@ -223,6 +224,7 @@ class Connections final {
   void send_within_bound(const Stream& stream, const std::shared_ptr<Call::State>& call, Message message);
   bool begin_another_bulk_dial();
   void get_bulk();
+  void dial_again_for_peer();
   enum class NextBuffer : std::uint8_t { none, written, unfinished };
   NextBuffer go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart);
   void write_waiting_bulk(std::size_t count);

@@ -47,7 +47,7 @@ bool Connections::keep_dialling(Purpose purpose) {
 std::optional<std::uint64_t> Connections::number_for_hello(Purpose purpose) const {
   const std::lock_guard lock(mutex_);
   if (purpose != Purpose::calls) return number();
-  if (calls_) return std::nullopt;
+  if (calls_ || closed()) return std::nullopt;
   return other_.session() ? other_.session()->connection() : 0;
 }
 
@@ -55,11 +55,24 @@ Status Connections::on_want_bulk() {
   {
     const std::lock_guard lock(mutex_);
     if (!dialled_) return {Code::protocol_error, "a peer that dials its bulk connections wants one from this side"};
+    auto& slot = this->slot(ConnectionRole::bulk_in);
+    // The peer may ask for another connection before this side has taken the one that it has dialled.
+    if (slot.state == State::dialling) slot.again = true;
     const bool another = bulk_.in.size() < BulkStreams::most && begin_another(ConnectionRole::bulk_in);
     if (!another && !begin_dialling(ConnectionRole::bulk_in)) return {};
   }
   link_.engine().dial(link_.shared_from_this(), Purpose::bulk_back);
   return {};
+}
+
+void Connections::dial_again_for_peer() {
+  {
+    const std::lock_guard lock(mutex_);
+    auto& slot = this->slot(ConnectionRole::bulk_in);
+    if (!slot.again || bulk_.in.size() >= BulkStreams::most || !begin_another(ConnectionRole::bulk_in)) return;
+    slot.again = false;
+  }
+  link_.engine().dial(link_.shared_from_this(), Purpose::bulk_back);
 }
 
 bool Connections::awaits(Purpose purpose) const {

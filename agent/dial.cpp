@@ -133,7 +133,7 @@ class Dial final {
     const auto why = attach(*engine_, *link_, std::move(result.connected));
     const auto met = why.ok() && !session_ ? link_->session() : nullptr;
     if (met) met->set_record(*record_);
-    if (why.ok() || (purpose_ == Purpose::calls && link_->connections().connected())) return Next::over;
+    if (why.ok() || connected()) return Next::over;
     if (session_) return missed_known();
     missed_ = why;
     may_answer_ = result.may_answer;
@@ -141,6 +141,7 @@ class Dial final {
   }
   /// The peer is dead, or not: `no_listener` tells whether its addresses refuse.
   Next judge(bool no_listener) {
+    if (connected()) return Next::over;
     if (!session_)
       return missed_stranger(no_listener ? process_has_ended(record_->pid, record_->host) : missed_, may_answer_);
     auto dead = dead_;
@@ -157,6 +158,8 @@ class Dial final {
     return Next::over;
   }
 
+  /// Returns whether the peer has dialled the connection for calls meanwhile.
+  [[nodiscard]] bool connected() const { return purpose_ == Purpose::calls && link_->connections().connected(); }
   [[nodiscard]] const std::optional<Record>& record() const { return record_; }
   [[nodiscard]] Milliseconds patience() const { return patience_; }
 

@@ -143,13 +143,12 @@ void IncomingCalls::cancel(IncomingRequest& incoming) {
   for (auto& each : told) each();
 }
 
-void IncomingCalls::cancel(std::uint64_t call) {
-  std::shared_ptr<IncomingRequest> incoming;
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto it = requests_.find(call); it != requests_.end()) incoming = it->second;
-  }
-  if (incoming) cancel(*incoming);
+std::vector<UniqueFunction<void()>> IncomingCalls::mark_cancelled(std::uint64_t call) {
+  const std::lock_guard lock(mutex_);
+  const auto it = requests_.find(call);
+  if (it == requests_.end()) return {};
+  it->second->cancelled = true;
+  return std::exchange(it->second->on_cancelled, {});
 }
 
 void IncomingCalls::cancel_all(bool but_idempotent) {

@@ -83,9 +83,10 @@ class IncomingCalls final {
 
   /// Adds a callback of Reply::on_cancelled, or runs it at once if the request is cancelled already.
   void on_cancelled(IncomingRequest& incoming, UniqueFunction<void()> told);
-  /// Marks the request as cancelled, and runs its callback. An unknown id: does nothing.
+  /// Marks the request as cancelled, and runs its callbacks.
   void cancel(IncomingRequest& incoming);
-  void cancel(std::uint64_t call);
+  /// Marks it, and returns the callbacks, which the caller runs. An unknown id: does nothing.
+  [[nodiscard]] std::vector<UniqueFunction<void()>> mark_cancelled(std::uint64_t call);
   /// `but_idempotent`: leaves idempotent calls alone.
   void cancel_all(bool but_idempotent);
 

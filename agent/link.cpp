@@ -194,7 +194,7 @@ void Link::take_last_replies() {
 }
 
 bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
-  if (!closed() && status.code() == Code::connection_lost) take_last_replies();
+  if (!closed() && !unless_awaited && status.code() == Code::connection_lost) take_last_replies();
   const bool said = status.code() == Code::agent_closed;
   const auto why = said ? status
                         : Status(status.code(), "the link to \"" + peer().name + "\" has ended: " +
@@ -238,7 +238,15 @@ bool Link::unreachable(const Status& why, bool may_answer) {
 void Link::transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
                     bool flush, Descriptors descriptors) {
   if (connections_.transmit(stream, std::move(frame), std::move(trailing), flush, std::move(descriptors))) return;
-  if (stream->unwritten() > most_unread) hold_requests();
+  const auto unread = stream->unwritten();
+  if (unread > most_unread) hold_requests();
+  // This side's own requests wait there too, within max_bytes_in_flight.
+  const auto own = calls_.count() != 0 ? engine_->options.max_bytes_in_flight : 0;
+  if (unread < 2 * most_unread || unread - 2 * most_unread < own || refused_unread_.exchange(true)) return;
+  // By way of the pool, because channels send messages while they hold locks.
+  engine_->pool->submit([self = shared_from_this()] {
+    self->close({Code::resource_exhausted, "the peer does not read what it is answered with"});
+  });
 }
 
 /// Edge-triggered. The peer sends nothing on this connection, so the only event is its end.

@@ -49,6 +49,7 @@ std::optional<uid_t> user_at_the_other_end(const StreamPort& port);
 
 /// The bytes that may wait for the connection for calls. While there are more, no further handler of the peer's
 /// requests starts.
+/// At twice as many, beside what this side's own calls may have in flight, the link ends.
 inline constexpr std::size_t most_unread = std::size_t{64} << 20;
 
 /// ConnectionLost: there is no connected link to that peer.
@@ -161,7 +162,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   LinkCounters& counters() noexcept { return counters_; }
 
   // --- for OutgoingCalls and its parts -------------------------------------------------------------------------------
-  /// Returns the stream of requests; null until it is up.
+  /// Returns the connection's stream if requests may go by it; null until it is up.
   [[nodiscard]] std::shared_ptr<FrameStream> outgoing() const { return connections_.calls_if_up(); }
   /// Connections::transmit(). If the peer leaves too much unread, lets no further handler of its requests start.
   void transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
@@ -219,18 +220,20 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   IncomingCalls incoming_calls_;
   UntakenReplies untaken_replies_;
   LinkCounters counters_;
-  std::atomic<bool> requests_held_{false};  // no handler of the peer's starts: it reads no replies. Under ring_mutex_
-  std::atomic<bool> leaving_{false};        // the peer said goodbye
-  std::atomic<bool> active_{false};         // the engine's tick ticks this link
-  std::atomic<bool> ring_wanted_{false};    // this side has made a call
+  std::atomic<bool> requests_held_{false};   // no handler of the peer's starts: it reads no replies. Under ring_mutex_
+  std::atomic<bool> refused_unread_{false};  // the link is about to end, because the peer reads nothing
+  std::atomic<bool> leaving_{false};         // the peer said goodbye
+  std::atomic<bool> active_{false};          // the engine's tick ticks this link
+  std::atomic<bool> ring_wanted_{false};     // this side has made a call
   std::atomic<bool> peer_maps_rings_{false};
 
   // Calls through shared memory (link_rings.cpp); the outgoing ring is in calls_, once the peer has accepted it.
-  Mutex ring_mutex_;  // guards the next five
+  Mutex ring_mutex_;  // guards the next six
   std::shared_ptr<IncomingRing> ring_in_;
   std::shared_ptr<CallRing> ring_offered_;
   std::uint64_t ring_nonce_ = 0;
-  bool ring_begun_ = false;
+  bool ring_begun_ = false;  // this side has offered one
+  bool was_offered_ = false;
   std::string ring_reason_;  // why there is no ring; "": not offered yet
 };
 

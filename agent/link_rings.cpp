@@ -136,15 +136,15 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   const auto nonce = in.get<std::uint64_t>();
   if (in.failed()) return {Code::protocol_error, "malformed frame: the ring frame is truncated"};
   const auto calls = connections_.calls();
-  bool have = false;
-  {
-    const std::lock_guard lock(ring_mutex_);
-    have = ring_in_ != nullptr;
-  }
   // At RLIMIT_NOFILE the system drops descriptors, and the frame comes without any.
   constexpr std::string_view dropped = "no descriptor came: this process, or the peer's, may have no more (ulimit -n)";
   if (operation == offered) {
-    if ((!descriptors.empty() && descriptors.size() != 2) || have || !stream.local())
+    bool again = false;
+    {
+      const std::lock_guard lock(ring_mutex_);
+      again = std::exchange(was_offered_, true);
+    }
+    if ((!descriptors.empty() && descriptors.size() != 2) || again || !stream.local())
       return {Code::protocol_error, "a ring frame arrived out of order"};
     if (descriptors.empty()) {
       transmit(calls, ring_frame(declined, nonce, dropped, 0), {}, true);

@@ -247,17 +247,18 @@ bool Link::admit(const wire::IdempotencyKey& key, const std::shared_ptr<Incoming
 Status Link::refuse_request(FrameStream* stream, const wire::Frame& frame, const ReplyRoute& route, const Status& why) {
   if (why.code() == Code::protocol_error) return why;
   channels_.discard(stream, frame);
-  if (route.stream->unwritten() > 2 * most_unread)
-    return {Code::resource_exhausted, "the peer does not read the replies to its requests"};
   refuse(route, busy(why));
   return {};
 }
 
-/// Cancels a request whose caller has given up. Callbacks of the handler's program run on the pool alone: a thread that
-/// reads while it waits for a reply may hold locks that they take.
+/// Cancels a request whose caller has given up. Callbacks of the handler's program run as a job of their own: the
+/// thread that reads may wait for a reply, with locks that they take.
 void Link::cancel_incoming(std::uint64_t call) {
-  if (engine_->pool->on_pool_thread()) return incoming_calls_.cancel(call);
-  engine_->pool->submit([self = shared_from_this(), call] { self->incoming_calls_.cancel(call); });
+  auto told = incoming_calls_.mark_cancelled(call);
+  if (told.empty()) return;
+  engine_->pool->submit([held = std::move(told)]() mutable {
+    for (auto& each : held) each();
+  });
 }
 
 /// Says why a request cannot be taken in now.

@@ -3,10 +3,12 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "agent/engine.h"
 #include "agent/link.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -88,6 +90,9 @@ Result<std::shared_ptr<Link>> Peers::link_of(const Connected& connection, bool g
   {
     const std::lock_guard lock(mutex_);
     const auto it = links_.find(key);
+    const bool belongs = it != links_.end() && !it->second->closed() && it->second->incarnation() == peer.incarnation;
+    if (peer.purpose != wire::Hello::Purpose::calls && !belongs)  // it adds to a link, and begins none
+      return Status(Code::connection_lost, "its link has ended");
     if (it != links_.end()) {
       const auto verdict = it->second->closed() ? Status(Code::not_found, "") : judge(*it->second, connection, user);
       if (verdict.ok()) return it->second;
@@ -118,7 +123,12 @@ Status Peers::admit(Connected connection) {
   for (;;) {  // a link that ends at this moment does not take the connection: try the link that replaces it
     const auto link = link_of(connection, gone, user);
     if (!link) return link.status();
-    if ((*link)->attach(connection)) return {};
+    try {
+      if ((*link)->attach(connection)) return {};
+    } catch (const std::bad_alloc&) {  // it may have the connection, and not watch it
+      (*link)->close(out_of_memory::status());
+      throw;
+    }
     if (!connection.port || !(*link)->closed() || engine_.leaving)
       return {Code::connection_lost, "its link has ended, or has such a connection"};
   }
@@ -135,9 +145,8 @@ void Peers::lost(const std::shared_ptr<Link>& link, const Status& why, Loss loss
     }
     if (!session || engine_.leaving) return;
     if (loss == Loss::connection && !session->dead() && !session->process_ended()) {
-      if (links_.contains(name)) return;  // the session has its next link
-      next = Link::make(engine_.shared_from_this(), {name, -1, 0}, session);
-      links_.emplace(name, next);
+      next = links_.contains(name) ? links_.at(name) : Link::make(engine_.shared_from_this(), {name, -1, 0}, session);
+      links_.try_emplace(name, next);
     }
   }
   if (next) return next->connections().dial();

@@ -1,5 +1,5 @@
-/// What waits for the connections on which this side of a link sends: requests and control frames for the connection for
-/// calls, buffers for a bulk connection. Each kind is sent in its order.
+/// What waits for the connections on which this side of a link sends: requests and control frames for the connection
+/// for calls, buffers for a bulk connection. Each kind is sent in its order.
 ///
 /// Threads: the mutex of Connections guards it.
 #pragma once

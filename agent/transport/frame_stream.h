@@ -96,7 +96,7 @@ class FrameStream final {
   bool begin_read() noexcept;
   /// Gives up the right to read. If the stream is closed, first completes the destinations that are left.
   void end_read() noexcept;
-  /// Returns whether a thread has the right to read. For error texts only: the answer may be outdated at once.
+  /// Returns whether a thread has the right to read. The answer may be outdated at once.
   [[nodiscard]] bool being_read() const noexcept { return reading_.load(std::memory_order_relaxed); }
 
   /// some: the caller should read again; none: the socket is empty; held: the sink held a frame.

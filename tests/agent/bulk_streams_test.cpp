@@ -86,6 +86,16 @@ TEST_F(BulkConnections, SmallerBuffersShareOne) {
   for (std::uint64_t sequence = 1; sequence <= 5; ++sequence) EXPECT_EQ(read_buffer(only, bytes), sequence);
 }
 
+// It has not taken the first one yet when it asks again.
+TEST_F(BulkConnections, APeerThatWantsTwoAtOnceGetsBoth) {
+  RawPeer peer(store, "raw", hello_with(wire::feature::several_bulk));
+  const auto call = agent->call("raw", "f", message_of("m"));
+  auto requests = accept(peer, wire::Hello::Purpose::calls);
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(requests.write(plain_frame(wire::Kind::want_bulk)).ok());
+  const auto first = accept(peer, wire::Hello::Purpose::bulk_back);
+  const auto second = accept(peer, wire::Hello::Purpose::bulk_back);
+}
+
 TEST_F(BulkConnections, ABufferComesAfterTheFrameThatAnnouncesIt) {
   constexpr std::size_t bytes = std::size_t{600} << 10;
   RawPeer peer(store, "raw", hello_with(0));

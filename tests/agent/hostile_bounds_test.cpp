@@ -96,6 +96,27 @@ TEST(HostileBounds, AnswersToControlsOfAPeerThatTakesNoneEndItsLink) {
   EXPECT_TRUE(peer.ended());
 }
 
+// Such a call is answered without a handler.
+TEST(HostileBounds, RepeatsOfAnAnsweredCallByAPeerThatReadsNothingEndItsLink) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto target = join(store, "target", {"unix", "basic"});
+  target->serve("f", [](const Request&, Reply reply) { reply.send({Bytes(60'000), {}, {}, {}}); });
+  auto peer = raw_dial(store, "target", raw_hello("mallory"));
+  const auto repeat = [](std::uint64_t id) {
+    Bytes extensions;
+    Writer writer(extensions);
+    wire::put_extension(writer, wire::extension::function_name, view_of(std::string_view("f")));
+    wire::put_extension(writer, wire::extension::idempotency, encode(wire::IdempotencyKey{1, 0, 0}));
+    wire::Header header;
+    header.kind = wire::Kind::request;
+    header.call = id;
+    return wire::assemble(header, extensions, {}, {});
+  };
+  constexpr std::size_t most = 20'000;  // answers of 60 KB
+  EXPECT_LT(write_until_refused(peer, most, repeat), most);
+  EXPECT_TRUE(peer.ended());
+}
+
 TEST(HostileBounds, PeersThatReadNothingKeepNoThread) {
   const auto store = std::make_shared<MemoryStore>();
   const auto target = join(store, "target", {"unix", "basic"}, [](RawAgentOptions& o) { o.max_threads = 2; });
