@@ -56,7 +56,7 @@ inline forget(c) {
 }
 
 inline take(c) {
-  number = (connections[c].taken > number -> connections[c].taken : number) + 1;
+  number++;
   connections[c].go = number;
   mine = c
 }

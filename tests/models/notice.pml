@@ -1,7 +1,7 @@
 /* Which thread takes the replies of calls with completions, from the first call over a new link on: Link::start,
- * attach, RingCalls::send, OutgoingCalls::expect_reply, ReplyReader::expect_frames and LazyCompletions in agent/;
- * Call::State::on_done and escalate in agent/call.cpp. reader.pml has the reading threads of a connection, slot.pml the
- * owners of a slot, and park.pml the sleep of pool threads.
+ * attach, RingCalls::send, OutgoingCalls::expect_reply and LazyCompletions in agent/; Call::State::on_done and escalate
+ * in agent/call.cpp. reader.pml has the reading threads of a connection, slot.pml the owners of a slot, and park.pml the
+ * sleep of pool threads.
  *
  * A handler makes a call with a completion, and blocks on an event of the program. The completion makes a second call,
  * whose completion sets the event. Each completion is lazy at first, and may be made prompt (then()). Meanwhile another
@@ -11,17 +11,14 @@
  * The housekeeping tick does only one thing here: if the sentinel call is late, it makes lazy completions prompt. The
  * tick's check of every call, each 10 ms, is not in the model.
  *
- * Each mutant leaves one step out, and must fail:
- *   NO_TICK               lazy calls depend on the sentinel call alone, which may have returned before they were noted
- *   NO_FRAMES_FOR_SLOT    for a slot that says "by socket", the link does not arm the connection
- *   NO_ARM_AT_THE_END     the dialling thread does not arm the connection for calls that began before it was there
- *   NO_READ_TO_SETTLE     the pool stops reading before the ring's acceptance has arrived
+ * The pool reads what comes by the connection, because no thread waits for a reply. Each mutant leaves one step out, and
+ * must fail:
+ *   NO_TICK     lazy calls depend on the sentinel call alone, which may have returned before they were noted
+ *   NO_WATCH    a call in a slot, whose completion is prompt, is not marked for the callee
  *
  * holds:
  * fails: -DNO_TICK
- * fails: -DNO_FRAMES_FOR_SLOT
- * fails: -DNO_ARM_AT_THE_END
- * fails: -DNO_READ_TO_SETTLE
+ * fails: -DNO_WATCH
  */
 #define CALLS 2
 #define NO_CALL CALLS
@@ -42,29 +39,11 @@ bool in_ring[CALLS], open[CALLS], done[CALLS];
 byte pending;
 byte sentinel = NO_CALL;
 bool lazy_ones;                         /* lazy_ */
-bool armed, interest, edge;
 
 /* the calls' completions */
 bool has_completion[CALLS], lazy[CALLS];
 bool jobs[CALLS];                       /* completions that the pool must run */
 bool event;
-
-inline set_interest(wanted) {
-  interest = wanted;
-  if
-  :: (interest && head != tail) -> edge = true
-  :: else
-  fi
-}
-
-inline expect_frames() {
-  atomic {
-    if
-    :: (outgoing && !armed) -> armed = true; set_interest(true)
-    :: else
-    fi
-  }
-}
 
 /* OutgoingCalls::finish and Call::State::complete */
 inline finish(call) {
@@ -83,10 +62,7 @@ inline finish(call) {
 /* RingCalls::read */
 inline take(call) {
   if
-  :: atomic { (slot[call] == By_socket) -> slot[call] = Taken; in_ring[call] = false };
-#ifndef NO_FRAMES_FOR_SLOT
-     expect_frames()
-#endif
+  :: atomic { (slot[call] == By_socket) -> slot[call] = Taken; in_ring[call] = false }
   :: atomic { (slot[call] == Full) -> slot[call] = Taken }; finish(call)
   :: (slot[call] != By_socket && slot[call] != Full)
   fi
@@ -94,10 +70,14 @@ inline take(call) {
 
 inline expect_reply(call) {
   if
-  :: !in_ring[call] -> expect_frames()
+  :: !in_ring[call]
   :: in_ring[call] ->
      if
+#ifdef NO_WATCH
+     :: (slot[call] == Pending)
+#else
      :: atomic { (slot[call] == Pending) -> slot[call] = Watched }
+#endif
      :: (slot[call] != Pending) -> take(call)
      fi
   fi
@@ -181,9 +161,6 @@ active proctype dialler() {
   :: atomic { (!deferred[0] && !deferred[1] && (open[0] || done[0])) -> outgoing = true; break }
   od;
   requests ! OFFER, false;
-#ifndef NO_ARM_AT_THE_END
-  expect_frames();
-#endif
   ring_ready
 }
 
@@ -191,27 +168,13 @@ active proctype pool() {
   byte got;
 end:
   do
-  :: edge -> edge = false;
-     do
-     :: (head != tail) ->
-        atomic { got = socket[tail]; tail++ };
-        if
-        :: (got == ACCEPTED) -> ring_ready = true
-        :: (got != ACCEPTED) -> finish(got)
-        fi;
-        got = 0
-     :: (head == tail) -> break
-     od;
-     atomic {  /* stop_reading, with wait_mutex_ */
-       if
-#ifdef NO_READ_TO_SETTLE
-       :: ((pending != 0) != armed) -> armed = (pending != 0); set_interest(armed)
-#else
-       :: ((pending != 0 || !ring_ready) != armed) -> armed = (pending != 0 || !ring_ready); set_interest(armed)
-#endif
-       :: else
-       fi
-     }
+  :: (head != tail) ->
+     atomic { got = socket[tail]; tail++ };
+     if
+     :: (got == ACCEPTED) -> ring_ready = true
+     :: (got != ACCEPTED) -> finish(got)
+     fi;
+     got = 0
   :: atomic { listed[0] -> listed[0] = false }; take(0)
   :: atomic { listed[1] -> listed[1] = false }; take(1)
   od
@@ -245,16 +208,16 @@ end:
   do
   :: requests ? call, by_ring ->
      if
-     :: (call == OFFER) -> atomic { socket[head] = ACCEPTED; head++; edge = edge || interest }
-     :: (call != OFFER && !by_ring) -> atomic { socket[head] = call; head++; edge = edge || interest }
+     :: (call == OFFER) -> atomic { socket[head] = ACCEPTED; head++ }
+     :: (call != OFFER && !by_ring) -> atomic { socket[head] = call; head++ }
      :: (call != OFFER && by_ring) ->
         if
         :: atomic { (slot[call] == Pending) -> slot[call] = Full }
         :: atomic { (slot[call] == Watched) -> slot[call] = Full; listed[call] = true }
         :: atomic { (slot[call] == Pending) -> slot[call] = By_socket };
-           atomic { socket[head] = call; head++; edge = edge || interest }
+           atomic { socket[head] = call; head++ }
         :: atomic { (slot[call] == Watched) -> slot[call] = By_socket; listed[call] = true };
-           atomic { socket[head] = call; head++; edge = edge || interest }
+           atomic { socket[head] = call; head++ }
         fi
      fi
   od
