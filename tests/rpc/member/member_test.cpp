@@ -1,8 +1,10 @@
 // Members of one process that join and leave together.
 #include "rpc/member/member.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <functional>
@@ -228,11 +230,32 @@ TEST_F(Members, AreAllToldOfTwoRanksWithOneName) {
   }
 }
 
+/// Keeps what this process writes to stderr while the object lives. Unlike GoogleTest's capture, it can be read
+/// meanwhile without a moment in which a line is lost.
+class Stderr {
+ public:
+  Stderr() : kept_(::memfd_create("stderr", MFD_CLOEXEC)), before_(::fcntl(2, F_DUPFD_CLOEXEC, 3)) {
+    ::dup2(kept_.get(), 2);
+  }
+  ~Stderr() { ::dup2(before_.get(), 2); }
+  Stderr(const Stderr&) = delete;
+  Stderr& operator=(const Stderr&) = delete;
+  [[nodiscard]] std::string text() const {
+    std::string all(1 << 16, 0);
+    const auto bytes = ::pread(kept_.get(), all.data(), all.size(), 0);
+    all.resize(bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
+    return all;
+  }
+
+ private:
+  const FileDescriptor kept_, before_;
+};
+
 TEST_F(Members, AreToldOfASecondProcessWithTheirRankBeforeAndAfterTheWorldIsComplete) {
   const auto first = make(0, 2);
   const auto second_of_rank_0 = [&] {
     log_rate::forget();
-    ::testing::internal::CaptureStderr();
+    const Stderr said;
     RawAgentOptions options;
     options.name = "other";
     options.rank = 0;
@@ -240,14 +263,9 @@ TEST_F(Members, AreToldOfASecondProcessWithTheirRankBeforeAndAfterTheWorldIsComp
     const auto second = *Member::create(std::move(options), 2);
     const auto announced = second->announce();
     EXPECT_THAT(std::string(announced.what()), HasSubstr("rank 0 is taken by the agent \"w0\" (rank 0, pid "));
-    std::string said;
-    EXPECT_TRUE(eventually([&] {
-      said += ::testing::internal::GetCapturedStderr();
-      ::testing::internal::CaptureStderr();
-      return said.find("was refused because it has the rank of this agent, \"w0\" (rank 0, pid ") != said.npos;
-    })) << said;
-    ::testing::internal::GetCapturedStderr();
-    EXPECT_THAT(said, HasSubstr("\"other\" (rank 0, pid " + std::to_string(::getpid())));
+    const auto refused = "was refused because it has the rank of this agent, \"w0\" (rank 0, pid ";
+    EXPECT_TRUE(eventually([&] { return said.text().find(refused) != std::string::npos; })) << said.text();
+    EXPECT_THAT(said.text(), HasSubstr("\"other\" (rank 0, pid " + std::to_string(::getpid())));
     second->leave();
   };
   second_of_rank_0();
