@@ -11,23 +11,23 @@ namespace tensorferry::rdma {
 
 void QueuePair::run(std::vector<Step> steps, Completion done) {
   if (steps.empty()) return complete(std::move(done), {});
+  auto list = std::make_shared<List>();
+  list->left = steps.size();
+  list->steps = std::move(steps);
+  list->done = std::move(done);
   Status why;
-  bool taken = false;
+  bool refused = false;
   {
     const std::lock_guard lock(mutex_);
     why = failure_;
-    if (why.ok()) {
-      taken = true;
-      auto list = std::make_shared<List>();
-      list->left = steps.size();
-      list->steps = std::move(steps);
-      list->done = std::move(done);
+    refused = !why.ok();
+    if (!refused) {
       outstanding_ += list->left;
-      waiting_.push_back({{}, {}, std::move(list)});
+      waiting_.push_back({{}, {}, list});
       if (!post_waiting()) why = no_work_taken();
     }
   }
-  if (!taken) return complete(std::move(done), why);
+  if (refused) return complete(std::move(list->done), why);
   if (!why.ok()) fail(why);
 }
 
