@@ -2,17 +2,15 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <deque>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "agent/agent.h"
 #include "agent/wire/frame.h"
-#include "base/mutex.h"
 #include "channels/channel.h"
+#include "channels/joined_ends.h"
 
 namespace tensorferry {
 
@@ -67,7 +65,7 @@ class IncomingMessage final {
 
   /// Adds the buffer, or the bundle, of `record`, and returns its sink.
   BufferSink& add(Memory& memory, const wire::BufferRecord& record) {
-    left_.fetch_add(1, std::memory_order_relaxed);
+    ends_.expect(1);
     auto& arrival = arrivals_.emplace_back(Arrival{{memory, record.destination}, record.index, record.parts});
     buffers_ += std::max<std::size_t>(1, record.parts.size());
     if (record.parts.empty() && record.index < into_.size()) arrival.sink.use(into_[record.index]);
@@ -75,13 +73,10 @@ class IncomingMessage final {
   }
   /// Reports that one buffer has landed or failed, or that the frame itself has been processed.
   void landed(const Status& status) {
-    if (!status.ok()) {
-      const std::lock_guard lock(mutex_);
-      if (error_.ok()) error_ = status;
-    }
-    if (left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    auto outcome = ends_.one_ended(status);
+    if (!outcome) return;
     Received received{std::move(payload_), {}};
-    if (error_.ok()) {
+    if (outcome->ok()) {
       received.buffers.resize(buffers_);
       for (auto& arrival : arrivals_) {
         if (arrival.parts.empty())
@@ -90,7 +85,7 @@ class IncomingMessage final {
           take_apart(arrival, received.buffers);
       }
     }
-    arrived_(std::move(error_), std::move(received));
+    arrived_(*std::move(outcome), std::move(received));
   }
 
  private:
@@ -118,14 +113,12 @@ class IncomingMessage final {
     }
   }
 
-  std::atomic<int> left_{1};      // buffers that have not landed, and one for the frame itself
+  JoinedEnds ends_{1};            // of the buffers that land, and one for the frame itself
   std::deque<Arrival> arrivals_;  // by record; a deque, because pulls under way hold their addresses
   std::size_t buffers_ = 0;       // number of the message's buffers
   Bytes payload_;
   std::vector<Buffer> into_;
   Arrived arrived_;
-  Mutex mutex_;
-  Status error_;
 };
 
 }  // namespace tensorferry

@@ -48,8 +48,7 @@ struct ReplyRoute {
 std::optional<uid_t> user_at_the_other_end(const StreamPort& port);
 
 /// The bytes that may wait for the connection for calls. While there are more, no further handler of the peer's
-/// requests starts.
-/// At twice as many, beside what this side's own calls may have in flight, the link ends.
+/// requests starts. At twice as many, beside what this side's own calls may have in flight, the link ends.
 inline constexpr std::size_t most_unread = std::size_t{64} << 20;
 
 /// ConnectionLost: there is no connected link to that peer.

@@ -1,7 +1,7 @@
 /// `Clock`: the time of an agent, which is the system's steady clock unless a test gives another one.
 ///
 /// An agent has one clock (RawAgentOptions::surroundings). All that it decides by time reads this clock and sleeps
-/// through it: deadlines, heartbeats, dials with their head starts and backoff, time-outs of handshakes, stores, groups
+/// through it: deadlines, heartbeats, dials with their backoff, time-outs of handshakes, stores, groups
 /// and shutdown. A test that moves the clock by hand (tests/base/manual_clock.h) therefore needs no real time for them.
 ///
 /// These stay on real time, because they pace this machine's threads and decide nothing that a peer or a program sees:

@@ -1,16 +1,14 @@
 #include "channels/ibv/card_transfers.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "base/mutex.h"
 #include "base/text.h"
 #include "channels/completion.h"
 #include "channels/ibv/messages.h"
+#include "channels/joined_ends.h"
 #include "channels/rdma/local_cards.h"
 
 namespace tensorferry::ibv {
@@ -44,7 +42,7 @@ struct TransferLane {
 class RunningTransfer final {
  public:
   RunningTransfer(OneSided::Transfer transfer, Completion done, std::size_t lanes)
-      : transfer_(std::move(transfer)), done_(std::move(done)), lanes_(lanes), left_(lanes) {}
+      : transfer_(std::move(transfer)), done_(std::move(done)), lanes_(lanes), ends_(lanes) {}
 
   OneSided::Transfer& transfer() noexcept { return transfer_; }
   /// Where the steps copy from or to: the caller's memory, or staging memory.
@@ -53,18 +51,10 @@ class RunningTransfer final {
   rdma::StagingArea::Piece staging, words;
 
   void lane_done(const Status& status) {
-    if (!status.ok()) {
-      const std::lock_guard lock(mutex_);
-      if (failure_.ok()) failure_ = status;
-    }
-    if (left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    Status outcome;
-    {
-      const std::lock_guard lock(mutex_);
-      outcome = failure_;
-    }
-    for (std::size_t lane = 0; outcome.ok() && lane < lanes_; ++lane) outcome = look(lane);
-    end(std::move(outcome));
+    auto outcome = ends_.one_ended(status);
+    if (!outcome) return;
+    for (std::size_t lane = 0; outcome->ok() && lane < lanes_; ++lane) *outcome = look(lane);
+    end(*std::move(outcome));
   }
   /// Returns NotFound unless the word that a lane has read is the expected one.
   [[nodiscard]] Status look(std::size_t lane) const {
@@ -86,9 +76,7 @@ class RunningTransfer final {
   OneSided::Transfer transfer_;
   Completion done_;
   const std::size_t lanes_;
-  std::atomic<std::size_t> left_;
-  Mutex mutex_;
-  Status failure_;
+  JoinedEnds ends_;
 };
 
 std::vector<TransferLane> lanes_to(const KeyedMemory& there, const KeyedMemory& word,

@@ -34,7 +34,7 @@ void CardFetch::start(std::vector<Way> ways, std::shared_ptr<rdma::Registration>
   registration_ = std::move(registration);
   const auto most = piece_bytes(memory_.bytes);
   const auto pieces = (memory_.bytes + most - 1) / most;
-  left_ = pieces;
+  ends_.expect(pieces);
   const auto self = shared_from_this();  // the last piece may be done before the loop is
   for (std::size_t i = 0; i < pieces; ++i) {
     const auto& way = ways[i % ways.size()];
@@ -49,17 +49,7 @@ void CardFetch::start(std::vector<Way> ways, std::shared_ptr<rdma::Registration>
 }
 
 void CardFetch::one_done(const Status& status) {
-  if (!status.ok()) {
-    const std::lock_guard lock(mutex_);
-    if (failure_.ok()) failure_ = status;
-  }
-  if (left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  Status outcome;
-  {
-    const std::lock_guard lock(mutex_);
-    outcome = failure_;
-  }
-  end(std::move(outcome));
+  if (auto outcome = ends_.one_ended(status)) end(*std::move(outcome));
 }
 
 void CardFetch::start_staged(Way way, rdma::StagingArea::Piece staging, std::size_t staging_bytes) {

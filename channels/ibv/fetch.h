@@ -2,16 +2,14 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "base/function.h"
-#include "base/mutex.h"
 #include "channels/buffer.h"
 #include "channels/ibv/messages.h"
+#include "channels/joined_ends.h"
 #include "channels/rdma/peer_connection.h"
 #include "channels/rdma/registrations.h"
 #include "channels/rdma/staging_area.h"
@@ -70,10 +68,7 @@ class CardFetch final : public std::enable_shared_from_this<CardFetch> {
   const KeyedSource source_;
   Ended ended_;
   std::shared_ptr<rdma::Registration> registration_;
-  std::atomic<std::size_t> left_{0};
-
-  Mutex mutex_;
-  Status failure_;  // the first one
+  JoinedEnds ends_;  // of the pieces
 
   // Of a staged fetch, whose steps follow one another:
   Way way_;
