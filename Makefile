@@ -38,7 +38,7 @@ nightly: ## all that CI checks, with nothing left out: hours
 	@scripts/nightly.sh $(ARGS)
 soak: ## the long tests
 	@scripts/soak.sh
-test-rdma: ## the tests that need an RDMA card, in a virtual machine that has two made of software
+test-rdma: ## the tests that need an RDMA card or the kernel's TLS, in a virtual machine that has both
 	@scripts/test-rdma.sh
 test-gpu: ## the tests that need a GPU, on a machine that has one
 	@scripts/test-gpu.sh

@@ -38,6 +38,9 @@ inline constexpr Variable tls{"TENSORFERRY_TLS", "off",
                               "TLS on TCP connections: `key`, by the cluster key; "
                               "`certificate=FILE,private_key=FILE,ca=FILE`; or `off`."};
 
+inline constexpr Variable kernel_tls{"TENSORFERRY_KERNEL_TLS", "used where the kernel has TLS",
+                                     "`0`: the kernel's TLS is not used."};
+
 inline constexpr Variable channels{
     "TENSORFERRY_CHANNELS", "all channels that have a priority",
     "The channels that an agent has: `shm,basic` allows these alone, in this order, `-cma` removes one, and `cma:90` "

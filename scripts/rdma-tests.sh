@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs inside the virtual machine of scripts/rdma-vm.sh, whose disk is read-only, what needs an RDMA card: C++ tests of the
-# build folder $1, Python tests by the interpreter $2, and perftest. With "part" it leaves out what takes long where the
-# processor is emulated; loading torch alone takes a minute there. It then begins nothing in its last 90 seconds, and
-# says what it left out: scripts/rdma-tests.sh FOLDER PYTHON [part]
+# Runs inside the virtual machine of scripts/rdma-vm.sh, whose disk is read-only, what needs an RDMA card or a kernel with
+# TLS: C++ tests of the build folder $1, Python tests by the interpreter $2, and perftest. With "part" it leaves out what
+# takes long where the processor is emulated; loading torch alone takes a minute there. It then begins nothing in its
+# last 90 seconds, and says what it left out: scripts/rdma-tests.sh FOLDER PYTHON [part]
 . "$(dirname "$0")/common.sh"
 folder=$1
 python=$2
@@ -55,7 +55,12 @@ pythons() {
   PYTHONPATH=$PWD/$folder/python timeout --kill-after=5 1200 "$python" -m pytest "$@" -q -rs -p no:cacheprovider
 }
 
+# The machine's kernel has TLS, unlike that of some hosts, and the environment makes the tests insist on it.
+tls() { TENSORFERRY_TEST_KERNEL_TLS=1 cpp "agent/$1"; }
+
 ibv_devinfo -l
+run "TLS by the kernel, ports" tls tls_port_test
+run "TLS by the kernel, agents" tls tls_test
 run "queue pairs" cpp channels/rdma_queue_pair_test
 run "verbs" cpp channels/rdma_verbs_test
 for program in ib_read_bw ib_write_bw; do

@@ -64,6 +64,10 @@ int find_key(SSL* ssl, const unsigned char* id, std::size_t id_bytes, SSL_SESSIO
   return *session != nullptr ? 1 : 0;
 }
 
+void note_secret(const SSL* ssl, const char* line) {
+  static_cast<TlsNotes*>(SSL_get_app_data(ssl))->secrets.note(line);
+}
+
 /// Refuses to ask a person for the password of a private key.
 int no_password(char*, int, int, void*) { return -1; }
 
@@ -128,6 +132,7 @@ Result<std::shared_ptr<SSL_CTX>> Tls::load() const {
   SSL_CTX_set_session_cache_mode(raw, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_default_passwd_cb(raw, no_password);
   SSL_CTX_set_app_data(raw, const_cast<Tls*>(this));
+  SSL_CTX_set_keylog_callback(raw, note_secret);
   if (SSL_CTX_set_ciphersuites(raw, suites) != 1) return Status(Code::internal, "tls: " + openssl_error());
   if (form_ == Form::key) {
     SSL_CTX_set_psk_use_session_callback(raw, offer_key);

@@ -19,9 +19,16 @@
 #include <string_view>
 
 #include "agent/auth.h"
+#include "agent/transport/kernel_tls.h"
 #include "base/status.h"
 
 namespace tensorferry {
+
+/// What OpenSSL's callbacks note of a connection. The application data of its SSL is the address.
+struct TlsNotes {
+  TrafficSecrets secrets;
+  std::string refused;  ///< the peer's certificate, and why it was refused
+};
 
 /// The TLS of one agent, or of one end of a store. Threads: any.
 class Tls final {

@@ -13,6 +13,7 @@
 #include <new>
 #include <utility>
 
+#include "base/environment.h"
 #include "base/out_of_memory.h"
 #include "base/text.h"
 
@@ -21,7 +22,8 @@ namespace {
 
 constexpr std::size_t fetched_at_once = std::size_t{128} << 10;
 constexpr std::size_t encrypted_at_once = std::size_t{256} << 10;
-constexpr std::size_t record_bytes = 16384;  // TLS's longest record
+constexpr std::size_t record_bytes = 16384;      // TLS's longest record
+constexpr std::uint16_t kernel_cipher = 0x1301;  // TLS_AES_128_GCM_SHA256, which kernel_tls::take() knows
 constexpr int alert_offset = SSL_AD_REASON_OFFSET;
 
 /// Returns whether a peer sends this alert if it refuses a certificate.
@@ -104,12 +106,12 @@ struct TlsPort::Bio {
   static int verify(int accepted, X509_STORE_CTX* chain) {
     if (accepted == 1) return 1;
     const auto* const ssl = static_cast<SSL*>(X509_STORE_CTX_get_ex_data(chain, SSL_get_ex_data_X509_STORE_CTX_idx()));
-    auto& self = *static_cast<TlsPort*>(SSL_get_app_data(ssl));
+    auto& notes = *static_cast<TlsNotes*>(SSL_get_app_data(ssl));
     std::array<char, 256> subject{};
     if (const auto* const certificate = X509_STORE_CTX_get0_cert(chain))
       X509_NAME_oneline(X509_get_subject_name(certificate), subject.data(), static_cast<int>(subject.size()));
     try {
-      self.refused_ = formatted("\"{}\": {}", std::string_view(subject.data()),
+      notes.refused = formatted("\"{}\": {}", std::string_view(subject.data()),
                                 X509_verify_cert_error_string(X509_STORE_CTX_get_error(chain)));
     } catch (const std::bad_alloc&) {
       out_of_memory::release_reserve();
@@ -136,7 +138,7 @@ Result<std::unique_ptr<TlsPort>> TlsPort::make(std::shared_ptr<Tls> tls, Side si
   if (bio == nullptr) return Status(Code::resource_exhausted, "no memory for a TLS connection");
   BIO_set_data(bio, port.get());
   SSL_set_bio(ssl, bio, bio);
-  SSL_set_app_data(ssl, port.get());
+  SSL_set_app_data(ssl, &port->notes_);
   // A dialler with the cluster key trusts no CA, so it refuses every certificate.
   const int refuse_none = SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT;
   const bool verifies = certificates || side == Side::dialler;
@@ -162,6 +164,7 @@ std::ptrdiff_t TlsPort::fetch() {
 
 /// Takes the bytes that were fetched out of the socket: all but one while any of them waits to be read.
 void TlsPort::release_fetched() {
+  if (by_kernel_) return;
   const bool waits = in_.begin != in_.end || SSL_pending(ssl_.get()) > 0;
   const std::size_t keep = waits ? 1 : 0;
   while (in_.in_socket > keep) {
@@ -187,15 +190,39 @@ bool TlsPort::flush() {
 }
 
 std::size_t TlsPort::unread() const noexcept {
-  const std::lock_guard lock(mutex_);
   const auto there = under_->unread();
+  if (by_kernel_) return there;
+  const std::lock_guard lock(mutex_);
   return static_cast<std::size_t>(SSL_pending(ssl_.get())) + (in_.end - in_.begin) + there -
          std::min(there, in_.in_socket);
 }
 
 // ---- Reading and writing
 
+std::ptrdiff_t TlsPort::read_by_kernel(std::span<iovec> into) {
+  kernel_tls::Aside aside;
+  const auto got = kernel_tls::read(descriptor(), into, aside);
+  const int error = errno;
+  const std::lock_guard lock(mutex_);
+  if (failure_.ok() && aside.present) {
+    if (aside.alert == SSL_AD_CLOSE_NOTIFY) return 0;
+    if (tls_->form() == Tls::Form::certificates && is_of_certificates(aside.alert))
+      fail(refused_here(SSL_alert_desc_string_long(aside.alert)));
+    else if (aside.alert >= 0)
+      fail({Code::connection_lost, formatted("TLS: alert {}", SSL_alert_desc_string_long(aside.alert))});
+    else
+      fail({Code::connection_lost,
+            formatted("TLS: the peer changes keys, which the kernel's TLS does not: set {}=0 here",
+                      environment::kernel_tls.name)});
+  } else if (failure_.ok() && got < 0 && (error == EBADMSG || error == EMSGSIZE || error == EINVAL || error == EIO)) {
+    fail({Code::connection_lost, formatted("TLS: the kernel refused a record: {}", std::strerror(error))});
+  }
+  errno = failure_.ok() ? error : EPROTO;
+  return failure_.ok() ? got : -1;
+}
+
 std::ptrdiff_t TlsPort::read(std::span<iovec> into, Descriptors& /*none*/, std::size_t /*most*/) {
+  if (by_kernel_) return read_by_kernel(into);
   const std::lock_guard lock(mutex_);
   std::size_t total = 0;
   std::ptrdiff_t result = -1;
@@ -264,6 +291,11 @@ std::size_t TlsPort::encrypt(std::span<iovec> from) {
 }
 
 std::ptrdiff_t TlsPort::write(std::span<iovec> from, std::span<const FileDescriptor> /*none*/) {
+  if (by_kernel_) {
+    if (failure().ok()) return under_->write(from, {});
+    errno = EPROTO;
+    return -1;
+  }
   const std::lock_guard lock(mutex_);
   if (failure_.ok()) {
     if (!flush()) return -1;
@@ -331,12 +363,37 @@ void TlsPort::conclude() {
   if (tls_->form() == Tls::Form::key) {
     open_ = by_key;
     if (!open_) fail({Code::unauthenticated, "the TLS handshake did not use the cluster key"});
-    return;
+  } else {
+    X509* const certificate = SSL_get1_peer_certificate(ssl);
+    open_ = certificate != nullptr && !by_key && SSL_get_verify_result(ssl) == X509_V_OK;
+    X509_free(certificate);
+    if (!open_) fail({Code::unauthenticated, "the peer has no certificate"});
   }
-  X509* const certificate = SSL_get1_peer_certificate(ssl);
-  open_ = certificate != nullptr && !by_key && SSL_get_verify_result(ssl) == X509_V_OK;
-  X509_free(certificate);
-  if (!open_) fail({Code::unauthenticated, "the peer has no certificate"});
+  if (open_) hand_to_kernel();
+  notes_.secrets.forget();
+}
+
+/// Lets the kernel go on after the last record of the handshake, if it can.
+void TlsPort::hand_to_kernel() {
+  const auto not_taken = in_.end - in_.begin;  // by OpenSSL, which reads one record after the other
+  const bool between_records = SSL_pending(ssl_.get()) == 0 && in_.in_socket >= not_taken && out_.empty();
+  if (!between_records || SSL_CIPHER_get_protocol_id(SSL_get_current_cipher(ssl_.get())) != kernel_cipher) return;
+  while (in_.in_socket > not_taken) {
+    const auto gone = ::recv(descriptor(), nullptr, in_.in_socket - not_taken, MSG_TRUNC | MSG_DONTWAIT);
+    if (gone < 0 && errno == EINTR) continue;
+    if (gone <= 0) return;  // the connection has failed
+    in_.in_socket -= static_cast<std::size_t>(gone);
+  }
+  const auto taken = kernel_tls::take(descriptor(), notes_.secrets, side_);
+  by_kernel_ = taken == kernel_tls::Taken::both;
+  if (by_kernel_) {
+    in_ = {};
+    ssl_.reset();
+  } else if (taken == kernel_tls::Taken::one) {
+    open_ = false;
+    fail({Code::connection_lost, formatted("the kernel took one direction of TLS only: {}. Set {}=0 to do without it",
+                                           std::strerror(errno), environment::kernel_tls.name)});
+  }
 }
 
 /// Lets the peer read the alert that says why: closing a socket with unread bytes could take it away.
@@ -374,7 +431,8 @@ Status TlsPort::describe_failure() {
   // A dialler's handshake ends before the acceptor has looked at its certificate.
   if (!by_key && is_of_certificates(alert)) return refused_here(SSL_alert_desc_string_long(alert));
   if (open_) return {Code::connection_lost, "TLS: " + shown};
-  if (!refused_.empty()) return by_key ? another_form("certificates", "the cluster key") : refused_peer(refused_);
+  if (!notes_.refused.empty())
+    return by_key ? another_form("certificates", "the cluster key") : refused_peer(notes_.refused);
   const bool other_key = alert == SSL_AD_ILLEGAL_PARAMETER || alert == SSL_AD_DECRYPT_ERROR;
   if (reason == SSL_R_BINDER_DOES_NOT_VERIFY || (by_key && other_key))
     return {Code::unauthenticated,

@@ -1,12 +1,14 @@
 /// A StreamPort whose bytes travel as TLS 1.3 over the TCP socket of another one.
 ///
 /// OpenSSL reads and writes buffers of this object alone, and the port moves these to and from the socket in few system
-/// calls. So a read never waits for room to write, nor a write for bytes to read.
+/// calls. So a read never waits for room to write, nor a write for bytes to read. If the kernel has TLS, it takes the
+/// connection over after the handshake (kernel_tls.h).
 ///
-/// The descriptor counts as readable exactly if read() may get on, although decrypted bytes may wait here: as long as
-/// any do, one byte of what they came from stays in the socket.
+/// With OpenSSL, the descriptor counts as readable exactly if read() may get on, although decrypted bytes may wait
+/// here: as long as any do, one byte of what they came from stays in the socket.
 ///
-/// Threads: as StreamPort's. One lock guards both directions, because OpenSSL's object has one state.
+/// Threads: as StreamPort's. One lock guards both directions, because OpenSSL's object has one state. The kernel needs
+/// none.
 #pragma once
 
 #include <memory>
@@ -36,10 +38,12 @@ class TlsPort final : public StreamPort {
   Awaits advance();
   /// Returns whether any bytes of the peer have come.
   [[nodiscard]] bool heard() const;
+  /// Returns whether the kernel encrypts and decrypts. Does not change once advance() awaits nothing.
+  [[nodiscard]] bool by_kernel() const noexcept { return by_kernel_; }
 
   std::ptrdiff_t read(std::span<iovec> into, Descriptors& descriptors, std::size_t most) override;
-  /// After EAGAIN the next call must begin with the same bytes: they are encrypted already. The memory of all bytes
-  /// must be readable: unlike the kernel, a cipher cannot report EFAULT.
+  /// With OpenSSL: after EAGAIN the next call must begin with the same bytes: they are encrypted already. The memory of
+  /// all bytes must be readable: unlike the kernel, a cipher cannot report EFAULT.
   std::ptrdiff_t write(std::span<iovec> from, std::span<const FileDescriptor> descriptors) override;
   void shutdown() noexcept override { under_->shutdown(); }
   [[nodiscard]] int descriptor() const noexcept override { return under_->descriptor(); }
@@ -72,6 +76,8 @@ class TlsPort final : public StreamPort {
   std::size_t encrypt(std::span<iovec> from);
   bool speaks_tls();
   void conclude();
+  void hand_to_kernel();
+  std::ptrdiff_t read_by_kernel(std::span<iovec> into);
   void fail_handshake();
   void fail(Status why);
   void drain() noexcept;
@@ -80,6 +86,7 @@ class TlsPort final : public StreamPort {
   const std::shared_ptr<Tls> tls_;
   const Side side_;
   const std::unique_ptr<StreamPort> under_;
+  bool by_kernel_ = false;  // written by advance() alone
 
   mutable std::mutex mutex_;  // guards all that follows
   std::unique_ptr<SSL, SslFree> ssl_;
@@ -88,8 +95,8 @@ class TlsPort final : public StreamPort {
   std::size_t out_begin_ = 0;
   std::size_t owed_ = 0;  // bytes of the caller in out_ that write() has not reported
   Bytes record_;          // joins small pieces
-  std::string refused_;   // the peer's certificate, and why it was refused
-  bool open_ = false;     // the handshake has ended well
+  TlsNotes notes_;
+  bool open_ = false;  // the handshake has ended well
   Status failure_;
 };
 

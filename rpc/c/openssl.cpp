@@ -33,6 +33,7 @@
   F(SSL_get_ex_data_X509_STORE_CTX_idx) F(TLS_method)
 #define TENSORFERRY_OPENSSL_1(F) \
   F(BIO_free) F(BIO_get_data) F(BIO_new) F(ERR_reason_error_string) F(EVP_MD_get_type) F(EVP_PKEY_free) \
+  F(SSL_CIPHER_get_protocol_id) F(SSL_get_current_cipher) \
   F(SSL_CTX_check_private_key) F(SSL_CTX_free) F(SSL_CTX_new) F(SSL_SESSION_free) F(SSL_alert_desc_string_long) \
   F(SSL_do_handshake) F(SSL_free) F(SSL_get1_peer_certificate) F(SSL_get_SSL_CTX) F(SSL_get_state) \
   F(SSL_get_verify_result) F(SSL_new) F(SSL_pending) F(SSL_session_reused) F(SSL_set_accept_state) \
@@ -42,7 +43,7 @@
   F(BIO_clear_flags) F(BIO_meth_new) F(BIO_meth_set_create) F(BIO_meth_set_ctrl) F(BIO_meth_set_read) \
   F(BIO_meth_set_write) F(BIO_new_fd) F(BIO_set_data) F(BIO_set_flags) F(BIO_set_init) F(SSL_CIPHER_find) \
   F(SSL_CTX_get_ex_data) F(SSL_CTX_load_verify_file) F(SSL_CTX_set_ciphersuites) \
-  F(SSL_CTX_set_default_passwd_cb) F(SSL_CTX_set_num_tickets) F(SSL_CTX_set_options) \
+  F(SSL_CTX_set_default_passwd_cb) F(SSL_CTX_set_keylog_callback) F(SSL_CTX_set_num_tickets) F(SSL_CTX_set_options) \
   F(SSL_CTX_set_psk_find_session_callback) F(SSL_CTX_set_psk_use_session_callback) F(SSL_CTX_use_PrivateKey) \
   F(SSL_CTX_use_certificate_chain_file) F(SSL_SESSION_set_cipher) F(SSL_SESSION_set_protocol_version) \
   F(SSL_get_error) F(SSL_get_ex_data) F(X509_STORE_CTX_get_ex_data)

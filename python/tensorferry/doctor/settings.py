@@ -20,6 +20,7 @@ VARIABLES = {
     "TENSORFERRY_KEY_FILE": "",
     "TENSORFERRY_KEY": "",
     "TENSORFERRY_TLS": r"key|off|\w+=.*",
+    "TENSORFERRY_KERNEL_TLS": r"0|1",
     "TENSORFERRY_CHANNELS": r"[-\w, :]*",
     "TENSORFERRY_SOCKET_DIR": "",
     "TENSORFERRY_SOCKET_IFNAME": "",
