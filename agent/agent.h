@@ -85,11 +85,10 @@ struct RawCallOptions {
   Placement results;            // this agent's devices for the reply's tensors; travels with the request
   bool wait_for_ready = false;  // waits up to the deadline for a peer that has not joined yet, or restarts
   std::uint32_t order = 0;      // calls to one peer with the same non-zero key run in the order in which they were made
-  /// True: if the call's connection is lost, sends the call again over the session's next link, within its deadline.
-  /// The callee runs it once, and keeps its answer for a while (agent/execution_record.h). Such a call fails with
-  /// ConnectionLost if the callee's incarnation has ended, or if the callee has forgotten the answer. The message is
-  /// kept until the call has ended, and its buffers must not change until then. Not with `order`, nor with buffers that
-  /// are shared.
+  /// True: if the call's connection is lost, sends the call again over the session's next link, within its deadline. So
+  /// the function may run more than once. Such a call fails with ConnectionLost if the callee's incarnation has ended.
+  /// The message is kept until the call has ended, and its buffers must not change until then. Not with `order`, nor
+  /// with buffers that are shared.
   bool idempotent = false;
   std::string label;  // the function's name in errors; "": shown_name() of its name
 };
@@ -174,8 +173,6 @@ class Reply {
 
   /// For the agent's own use: the handler begins now. False: cancelled(), so it must not.
   bool begin();
-  /// For the agent's own use: the link has ended, so the answer cannot reach the caller.
-  [[nodiscard]] bool lost() const;
   /// For the agent's own use: sends the function's number to the caller with the answer.
   void tell(std::uint32_t number);
 

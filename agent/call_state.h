@@ -89,11 +89,9 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   std::atomic<bool> in_ring{false};        // the reply comes into `slot`
   std::atomic<Clock::rep> sent_at{0};      // when the request was built to be sent; 0: not yet
   std::atomic<SendHold> hold{SendHold::none};
-  std::atomic<bool> given_up{false};   // cancelled, or expired
-  std::atomic<bool> asked{false};      // the callee has been asked how far the call has come
-  std::shared_ptr<CallRecord> traced;  // null: no trace is recorded; set before the state is shared
-  /// The key of an idempotent call's attempt. On the call itself (`options.idempotent`), key 0.
-  wire::IdempotencyKey idempotency;
+  std::atomic<bool> given_up{false};       // cancelled, or expired
+  std::atomic<bool> asked{false};          // the callee has been asked how far the call has come
+  std::shared_ptr<CallRecord> traced;      // null: no trace is recorded; set before the state is shared
   std::weak_ptr<IdempotentCall> attempts;  // of an idempotent call; set before the state is shared
   bool refused = false;                    // the callee answered with an error; set before complete()
   bool spun = false;                       // Call::spin_wait has spun for the reply, so wait() need not spin again

@@ -53,11 +53,6 @@ void Engine::look_after() try {
   const auto now = clock.now();
   for (const auto& link : peers.all_links()) {
     link->keep_alive(now);
-    const auto session = link->session();
-    if (!session) continue;
-    // The owners of an answer's memory are the program's, and their ends may wait for its locks.
-    if (auto dropped = session->executions().expire(now); !dropped.empty())
-      pool->submit([held = std::move(dropped)] {});
   }
   counters.late_answers.log_if_due(now);
   memory.trim();

@@ -74,7 +74,6 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   AgentDrivers drivers;
   ReceiveMemory memory;
   Functions functions;
-  IdempotencyKeys idempotency_keys;
   std::unique_ptr<Reactor> reactor;
   std::shared_ptr<Pool> pool;
   AgentCounters counters;

@@ -8,33 +8,9 @@
 
 namespace tensorferry {
 
-std::uint64_t IdempotencyKeys::begin(const std::string& peer) {
-  const std::lock_guard lock(mutex_);
-  open_[peer].insert(++last_);
-  return last_;
-}
-
-void IdempotencyKeys::end(const std::string& peer, std::uint64_t key) {
-  const std::lock_guard lock(mutex_);
-  const auto at = open_.find(peer);
-  if (at == open_.end()) return;
-  at->second.erase(key);
-  if (at->second.empty()) open_.erase(at);
-}
-
-std::uint64_t IdempotencyKeys::least(const std::string& peer) const {
-  const std::lock_guard lock(mutex_);
-  const auto at = open_.find(peer);
-  return at != open_.end() ? *at->second.begin() : 0;
-}
-
 IdempotentCall::IdempotentCall(std::shared_ptr<Engine> engine, std::string_view peer, std::shared_ptr<Call::State> call,
                                Message message)
-    : engine_(std::move(engine)),
-      peer_(peer),
-      call_(std::move(call)),
-      message_(std::move(message)),
-      key_(engine_->idempotency_keys.begin(peer_)) {}
+    : engine_(std::move(engine)), peer_(peer), call_(std::move(call)), message_(std::move(message)) {}
 
 void IdempotentCall::start(std::shared_ptr<Engine> engine, std::string_view peer, std::shared_ptr<Call::State> call,
                            Message message) {
@@ -63,7 +39,6 @@ void IdempotentCall::attempt() {
   }
   const auto attempt = std::make_shared<Call::State>(call_->function, std::move(options), engine_->clock);
   attempt->link = link;
-  attempt->idempotency = {key_, 0, reached_ ? reached_->peer().incarnation : 0};
   const auto bytes = message_.bytes();
   auto status = bytes != 0 ? link->acquire_credit(bytes, attempt->options) : Status();
   if (!status.ok()) return finish(std::move(status));
@@ -99,6 +74,7 @@ void IdempotentCall::ended(const Call::State& attempt, Result<Received> result) 
 bool IdempotentCall::may_try_again(const Call::State& attempt, const Status& why) {
   if (why.code() != Code::connection_lost || engine_->leaving) return false;
   if (call_->deadline && engine_->clock.now() >= *call_->deadline) return false;
+  if (attempt.link->left_by_peer()) return false;
   const auto known = attempt.link->session();
   const auto& session = known ? known : reached_;  // none: the link never had a connection
   if (!session || session->dead() || session->process_ended() || (reached_ && reached_ != session)) return false;
@@ -107,7 +83,6 @@ bool IdempotentCall::may_try_again(const Call::State& attempt, const Status& why
 }
 
 void IdempotentCall::finish(Result<Received> result) {
-  engine_->idempotency_keys.end(peer_, key_);
   call_->complete(std::move(result));
   call_->release_arguments();
 }

@@ -1,12 +1,9 @@
-/// A call with RawCallOptions::idempotent: sends it again over the session's next link, with the same key, when the
-/// connection that carried it is lost. Each attempt is a call of its own; the user's handle (Call) has the outcome of
-/// the last one. agent/execution_record.h has the callee's side.
+/// A call with RawCallOptions::idempotent: sends it again over the session's next link when the connection that carried
+/// it is lost. Each attempt is a call of its own, and the callee does not tell them apart, so it may run several. The
+/// user's handle (Call) has the outcome of the last one.
 #pragma once
 
-#include <cstdint>
-#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <string_view>
 
@@ -18,22 +15,6 @@ namespace tensorferry {
 
 struct Engine;
 class Session;
-
-/// The keys of one agent's idempotent calls. Thread-safe.
-class IdempotencyKeys final {
- public:
-  /// Returns a new key for a call of `peer`, greater than all before it.
-  std::uint64_t begin(const std::string& peer);
-  /// The call of this key has ended, and is not sent again.
-  void end(const std::string& peer, std::uint64_t key);
-  /// Returns the least key of a call of `peer` that has not ended. There must be one.
-  [[nodiscard]] std::uint64_t least(const std::string& peer) const;
-
- private:
-  mutable Mutex mutex_;
-  std::uint64_t last_ = 0;
-  std::map<std::string, std::set<std::uint64_t>, std::less<>> open_;
-};
 
 /// One idempotent call. The completion of the attempt under way keeps it alive.
 ///
@@ -59,7 +40,6 @@ class IdempotentCall final : public std::enable_shared_from_this<IdempotentCall>
   const std::string peer_;
   const std::shared_ptr<Call::State> call_;
   const Message message_;
-  const std::uint64_t key_;
   std::shared_ptr<Session> reached_;  // the session whose peer may have the call; used by one attempt after another
 
   Mutex mutex_;  // guards the next two

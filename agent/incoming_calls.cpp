@@ -12,12 +12,10 @@ namespace tensorferry {
 
 Result<std::shared_ptr<IncomingRequest>> IncomingCalls::begin(std::uint64_t call,
                                                               std::optional<Clock::time_point> deadline,
-                                                              std::uint32_t order, std::size_t bytes,
-                                                              std::uint64_t key) {
+                                                              std::uint32_t order, std::size_t bytes) {
   auto incoming = std::make_shared<IncomingRequest>();
   incoming->deadline = deadline;
   incoming->order = order;
-  incoming->key = key;
   if (order != 0) incoming->order_ticket = std::make_shared<OrderTicket>();
   const std::lock_guard lock(mutex_);
   if (requests_.contains(call))
@@ -151,13 +149,11 @@ std::vector<UniqueFunction<void()>> IncomingCalls::mark_cancelled(std::uint64_t 
   return std::exchange(it->second->on_cancelled, {});
 }
 
-void IncomingCalls::cancel_all(bool but_idempotent) {
+void IncomingCalls::cancel_all() {
   std::vector<std::shared_ptr<IncomingRequest>> all;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [id, incoming] : requests_) {
-      if (!but_idempotent || incoming->key == 0) all.push_back(incoming);
-    }
+    for (const auto& [id, incoming] : requests_) all.push_back(incoming);
   }
   for (const auto& incoming : all) cancel(*incoming);
 }

@@ -24,7 +24,6 @@
 
 namespace tensorferry {
 
-class Session;
 struct CallRecord;
 
 /// A request's place in the queue of its order key.
@@ -39,7 +38,6 @@ struct IncomingRequest {
   std::optional<Clock::time_point> deadline;
   std::uint32_t order = 0;
   std::shared_ptr<OrderTicket> order_ticket;  // null if order is 0
-  std::uint64_t key = 0;                      // of an idempotent call, which goes on if its link is lost
   // How far it has come, for the caller's status frames.
   std::atomic<wire::CallStatus::Stage> stage{wire::CallStatus::Stage::arriving};
   std::atomic<Clock::rep> received{0}, began{0};  // when the request came, and when its handler began
@@ -49,7 +47,6 @@ struct IncomingRequest {
   // One thread at a time uses these: the one that reads, lands, starts or ends the request.
   std::size_t bytes = 0;  // of payload and buffers, as long as they count
   bool started = false;
-  std::shared_ptr<Session> session;  // of an idempotent call that runs: has the record that needs its answer
 };
 
 class IncomingCalls final {
@@ -63,11 +60,10 @@ class IncomingCalls final {
 
   explicit IncomingCalls(Bounds bounds) : bounds_(bounds) {}
 
-  /// Takes a request in. `bytes`: of its payload and of the buffers that its frame names. `key`: of an idempotent call;
-  /// 0: it is none. ProtocolError: a request with
+  /// Takes a request in. `bytes`: of its payload and of the buffers that its frame names. ProtocolError: a request with
   /// this id is open. ResourceExhausted: a bound is reached, and the text says which.
   Result<std::shared_ptr<IncomingRequest>> begin(std::uint64_t call, std::optional<Clock::time_point> deadline,
-                                                 std::uint32_t order, std::size_t bytes, std::uint64_t key = 0);
+                                                 std::uint32_t order, std::size_t bytes);
   /// Counts `bytes` for a request, in place of those that it counted before: the frame of a spilled message does not
   /// say how many bytes its buffers have. Errors as begin().
   Status count(IncomingRequest& incoming, std::size_t bytes);
@@ -87,8 +83,7 @@ class IncomingCalls final {
   void cancel(IncomingRequest& incoming);
   /// Marks it, and returns the callbacks, which the caller runs. An unknown id: does nothing.
   [[nodiscard]] std::vector<UniqueFunction<void()>> mark_cancelled(std::uint64_t call);
-  /// `but_idempotent`: leaves idempotent calls alone.
-  void cancel_all(bool but_idempotent);
+  void cancel_all();
 
  private:
   void end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket);

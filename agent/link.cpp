@@ -216,8 +216,7 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   for (const auto& unsent : remains->calls) calls_.drop(unsent, why);
   calls_.fail_all(why);
   drop_rings();
-  // An idempotent call goes on: its caller asks for the answer over the session's next link.
-  incoming_calls_.cancel_all(loss == Loss::connection && why.code() != Code::agent_closed);
+  incoming_calls_.cancel_all();
   untaken_replies_.close();
   resume_requests();
   pool.start_waiting(this);

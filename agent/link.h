@@ -103,6 +103,8 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// Checks whether the peer has closed its end, and closes this end if so. The next call then goes to the peer's next
   /// incarnation over a new link.
   bool ended_by_peer();
+  /// Returns whether the peer has said that it leaves the job.
+  [[nodiscard]] bool left_by_peer() const noexcept { return leaving_; }
   [[nodiscard]] bool closed() const noexcept { return connections_.closed(); }
 
   // --- for ChannelSet ----------------------------------------------------------------------------------------------
@@ -206,7 +208,6 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   [[nodiscard]] std::shared_ptr<CallRecord> record_of(const wire::Frame& frame, const std::string& function,
                                                       const ReplyRoute& route) const;
   void send_answer(const ReplyRoute& route, ChannelSet::Built built, bool at_once);
-  bool admit(const wire::IdempotencyKey& key, const std::shared_ptr<IncomingRequest>& incoming, Reply& reply);
   void dispatch(std::shared_ptr<const RawFunction> function, std::string name, Received arguments,
                 std::shared_ptr<IncomingRequest> incoming, Reply reply);
 

@@ -23,9 +23,6 @@ class Reply::State final {
 
   /// Returns whether this is a forked child's copy, which does nothing: the parent answers.
   [[nodiscard]] bool inherited() const noexcept { return link->engine().inherited(); }
-  /// Returns whether this is the reply of an idempotent call's execution, which must be recorded.
-  [[nodiscard]] bool runs_once() const noexcept { return incoming->session != nullptr; }
-  void record(Result<Message> answer) const { incoming->session->executions().end(incoming->key, std::move(answer)); }
 };
 
 Reply::Reply(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -71,7 +68,6 @@ void Reply::send(Message message) {
   if (!state || state->inherited()) return;
   const bool expired = state->incoming->deadline && *state->incoming->deadline <= state->link->engine().clock.now();
   const Status too_late(expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late");
-  if (state->runs_once()) state->record(late ? Result<Message>(too_late) : Result<Message>(message));
   or_end_link(*state->link, [&] {
     record_answer(*state->link, *state->incoming);
     if (late) state->link->answered_late(*state->incoming);
@@ -87,7 +83,6 @@ void Reply::fail(Status status) {
   const bool late = state_ && state_->incoming->stage == wire::CallStatus::Stage::running && cancelled();
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
-  if (state->runs_once()) state->record(status);
   or_end_link(*state->link, [&] {
     record_answer(*state->link, *state->incoming);
     if (late) state->link->answered_late(*state->incoming);
@@ -120,8 +115,6 @@ bool Reply::begin() {
   state_->link->begin(*state_->incoming, now);
   return true;
 }
-
-bool Reply::lost() const { return !state_ || state_->link->closed(); }
 
 void Reply::on_cancelled(UniqueFunction<void()> told) {
   if (!state_) return told();
@@ -179,9 +172,6 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   } else {
     function = engine_->functions.find(name);
   }
-  // The first request of a key could wait for its order behind a later one, which waits for the answer of the first.
-  if (header.order != 0 && frame.idempotency.key != 0)
-    return {Code::protocol_error, "an idempotent request has an order key"};
   auto* stream = route.ring ? nullptr : route.stream.get();
   constexpr std::size_t usual_name = 256;  // bytes; the bound on queued calls covers them
   const auto kept = frame.payload.size() + (name.size() > usual_name ? name.size() : 0);
@@ -189,24 +179,22 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   const auto now = engine_->clock.now();
   const auto deadline =
       header.remaining_ms != 0 ? std::optional(now + Milliseconds(header.remaining_ms)) : std::nullopt;
-  auto begun = incoming_calls_.begin(header.call, deadline, header.order, bytes, frame.idempotency.key);
+  auto begun = incoming_calls_.begin(header.call, deadline, header.order, bytes);
   if (!begun) return refuse_request(stream, frame, route, begun.status());
   auto incoming = std::move(*begun);
   incoming->received = now.time_since_epoch().count();
   if (function) incoming->function = function->number;
   if (engine_->trace.on()) incoming->traced = record_of(frame, function ? function->name : name, route);
-  if (closed() && incoming->key == 0)
-    incoming_calls_.cancel(*incoming);  // close() may have cancelled the requests before this one was added
+  if (closed()) incoming_calls_.cancel(*incoming);  // close() may have cancelled the requests before this one was added
   ++engine_->counters.serving;
   if (header.function == 0 && function) route.tell_number = function->number;
   if (!frame.placement.empty()) route.placement = placement_of(frame.placement);
   auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(route), incoming));
   channels_.receive(
       stream, frame, {},
-      [self = shared_from_this(), function = std::move(function), name = std::move(name), reply, incoming,
-       key = frame.idempotency](Status status, Received received) mutable {
+      [self = shared_from_this(), function = std::move(function), name = std::move(name), reply, incoming](
+          Status status, Received received) mutable {
         if (!status.ok()) return reply->fail(std::move(status));
-        if (key.key != 0 && !self->admit(key, incoming, *reply)) return;
         incoming->stage = wire::CallStatus::Stage::queued;
         if (const auto& engine = *self->engine_;
             engine.counters.serving > static_cast<std::size_t>(engine.options.max_threads))
@@ -227,20 +215,6 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
         return status.ok() ? status : self->busy(status);
       });
   return {};
-}
-
-/// Returns whether an idempotent call is to run. If not, the reply has been taken care of.
-bool Link::admit(const wire::IdempotencyKey& key, const std::shared_ptr<IncomingRequest>& incoming, Reply& reply) {
-  if (key.receiver != 0 && key.receiver != engine_->identity.self.incarnation) {
-    reply.fail({Code::connection_lost, "the connection was lost, and \"" + engine_->identity.self.name +
-                                           "\" was restarted since. The call may have run once"});
-    return false;
-  }
-  const auto session = this->session();
-  auto cancel = [self = shared_from_this(), incoming] { self->incoming_calls_.cancel(*incoming); };
-  if (!session->executions().admit(key, reply, std::move(cancel))) return false;
-  incoming->session = session;
-  return true;
 }
 
 /// Answers a request that was not taken in. A protocol error is returned, and closes the link.
@@ -270,13 +244,12 @@ void Link::dispatch(std::shared_ptr<const RawFunction> function, std::string nam
                     std::shared_ptr<IncomingRequest> incoming, Reply reply) {
   const bool executor = !function || function->options.executor;  // a name that is not known yet may need the executor
   const auto deadline = incoming->deadline;
-  const bool outlives_link = incoming->key != 0;  // its caller asks for the answer over another link
   auto job = [self = shared_from_this(), function = std::move(function), name = std::move(name),
               arguments = std::move(arguments), incoming = std::move(incoming), reply = std::move(reply)]() mutable {
     self->incoming_calls_.start(*incoming);
     self->engine_->run_handler(std::move(function), name, self, std::move(arguments), std::move(reply));
   };
-  engine_->pool->submit_handler(std::move(job), executor, this, deadline, outlives_link);
+  engine_->pool->submit_handler(std::move(job), executor, this, deadline);
 }
 
 /// Answers a status frame: how far the request has come here.

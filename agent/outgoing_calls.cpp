@@ -147,12 +147,6 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   header.order = call->options.order;
   Bytes extensions;
   const auto status = name_function(*call, header, extensions);
-  if (call->idempotency.key != 0) {
-    auto key = call->idempotency;
-    key.settled = link_.engine().idempotency_keys.least(link_.peer().name);
-    Writer writer(extensions);
-    wire::put_extension(writer, wire::extension::idempotency, encode(key));
-  }
   if (!call->options.results.empty()) {
     Writer writer(extensions);
     wire::put_extension(writer, wire::extension::placement, wire::encode_placement(on_wire(call->options.results)));

@@ -159,27 +159,11 @@ std::shared_ptr<Session> Peers::session_of(const PeerInfo& peer) {
     const std::lock_guard lock(mutex_);
     auto& known = sessions_[peer.name];
     if (known && known->peer().incarnation == peer.incarnation) return known;
-    if (known) retire(*known);
-    before = std::exchange(known, std::make_shared<Session>(peer, first_key_of(peer), engine_.clock));
+    before = std::exchange(known, std::make_shared<Session>(peer, engine_.clock));
     session = known;
   }
   if (before) bury(before, {Code::connection_lost, "\"" + peer.name + "\" was restarted"});
   return session;
-}
-
-/// Notes which idempotent calls of the session have begun. Under mutex_.
-void Peers::retire(Session& session) {
-  const auto first_key = session.executions().retire();
-  if (first_key == 0) return;
-  std::erase_if(retired_, [&](const Retired& each) { return each.is_of(session.peer()); });
-  if (retired_.size() == most_retired) retired_.pop_front();
-  retired_.push_back({session.peer().name, session.peer().incarnation, first_key});
-}
-
-/// Returns the least key of a call of this incarnation that has surely not begun in a session before. Under mutex_.
-std::uint64_t Peers::first_key_of(const PeerInfo& peer) const {
-  const auto at = std::find_if(retired_.begin(), retired_.end(), [&](const Retired& each) { return each.is_of(peer); });
-  return at != retired_.end() ? at->first_key : 0;
 }
 
 void Peers::watch_process(const std::shared_ptr<Session>& session, FileDescriptor process, std::int32_t pid) {
@@ -204,11 +188,9 @@ void Peers::bury(const std::shared_ptr<Session>& session, const Status& why) {
   if (const int process = session->process(); process >= 0) engine_.pool->remove(process);
   {
     const std::lock_guard lock(mutex_);
-    retire(*session);
     const auto it = sessions_.find(session->peer().name);
     if (it != sessions_.end() && it->second == session) sessions_.erase(it);
   }
-  session->executions().cancel_all();  // the loss of its links has not
   if (engine_.leaving || !session->bury()) return;
   engine_.counters.flight.note(FlightSubject::link, session->peer().name, "dead: " + std::string(why.what()));
   std::function<void(const PeerInfo&, Status)> tell;
@@ -239,7 +221,7 @@ void Peers::on_lost(std::function<void(const PeerInfo&, Status)> callback) {
 }
 
 void Peers::forget_sessions() {
-  decltype(sessions_) forgotten;  // destroyed after the lock is released: the answers that they keep hold users' memory
+  decltype(sessions_) forgotten;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   forgotten.swap(sessions_);
 }

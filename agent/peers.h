@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -84,29 +83,14 @@ class Peers final {
   [[nodiscard]] std::optional<PeerInfo> linked(int rank) const;
 
  private:
-  /// The idempotent calls of a dead session. Its peer may live, and come back with calls that have run.
-  struct Retired {
-    std::string name;
-    std::uint64_t incarnation;
-    std::uint64_t first_key;  // greater than all keys that have begun
-
-    [[nodiscard]] bool is_of(const PeerInfo& peer) const {
-      return incarnation == peer.incarnation && name == peer.name;
-    }
-  };
-  static constexpr std::size_t most_retired = 4096;
-
   Result<std::shared_ptr<Link>> link_of(const Connected& connection, bool gone, std::optional<uid_t> user);
   [[nodiscard]] Status judge(const Link& known, const Connected& connection, std::optional<uid_t> user) const;
-  void retire(Session& session);
-  [[nodiscard]] std::uint64_t first_key_of(const PeerInfo& peer) const;
 
   Engine& engine_;
   std::atomic<std::uint64_t> connections_taken_{0};
   mutable std::mutex mutex_;  // guards the others
   std::map<std::string, std::shared_ptr<Link>, std::less<>> links_;
   std::map<std::string, std::shared_ptr<Session>, std::less<>> sessions_;  // with peers that are not dead
-  std::deque<Retired> retired_;                                            // the oldest one first
   std::function<void(const PeerInfo&, Status)> lost_;
 };
 

@@ -88,13 +88,12 @@ bool Pool::submit(UniqueFunction<void()> job, bool with_executor) {
 }
 
 bool Pool::submit_handler(UniqueFunction<void()> job, bool with_executor, const void* sender,
-                          std::optional<Clock::time_point> deadline, bool outlives_sender) {
+                          std::optional<Clock::time_point> deadline) {
   return push({.run = std::move(job),
                .with_executor = with_executor && executor_.exists(),
                .handler = true,
                .sender = sender,
-               .deadline = deadline,
-               .outlives_sender = outlives_sender},
+               .deadline = deadline},
               false);
 }
 

@@ -71,15 +71,13 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   bool submit(UniqueFunction<void()> job, bool with_executor = false);
   /// Like submit(), for a handler, which may block without bound. The job waits while `Limits::most` handlers run.
   /// Waiting handlers of different `sender`s start in turn, those of one sender in the order of submission.
-  /// One whose `deadline` has passed needs no place: it starts soon, to be answered with an error. One that
-  /// `outlives_sender` waits for a place also after start_waiting().
+  /// One whose `deadline` has passed needs no place: it starts soon, to be answered with an error.
   bool submit_handler(UniqueFunction<void()> job, bool with_executor = false, const void* sender = nullptr,
-                      std::optional<Clock::time_point> deadline = std::nullopt, bool outlives_sender = false);
+                      std::optional<Clock::time_point> deadline = std::nullopt);
   /// Lets no waiting handler of `sender` start until as many resume(); both may be called under locks.
   void pause(const void* sender);
   void resume(const void* sender);
   /// Starts the waiting handlers of `sender` without places for them. They are to end at once: their link has ended.
-  /// Those that outlive the sender go on waiting.
   void start_waiting(const void* sender);
   /// Like submit(), for a job that may wait for a peer. The thread that runs it gives the lead up first, and another
   /// thread is woken. A job that forks must not return in the child (this holds for every job).

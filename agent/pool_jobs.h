@@ -31,7 +31,6 @@ class PoolJobs final {
     bool handler = false;
     const void* sender = nullptr;  // of a handler's request
     std::optional<Clock::time_point> deadline = std::nullopt;
-    bool outlives_sender = false;
   };
 
   explicit PoolJobs(int places) : places_(places) {}
@@ -100,9 +99,9 @@ class PoolJobs final {
     for (auto* queue : {&plain_, &in_executor_}) queue->handlers.resume(sender);
     count();
   }
-  /// Makes the waiting handlers of `sender` jobs that need no place, but not those that outlive it.
+  /// Makes the waiting handlers of `sender` jobs that need no place.
   void start_waiting(const void* sender) {
-    start_if([sender](const void* of, const Job& job) { return of == sender && !job.outlives_sender; });
+    start_if([sender](const void* of, const Job&) { return of == sender; });
   }
   /// Does so with waiting handlers whose deadline has passed; looks ten times a second of the clock. False: it has not
   /// looked.

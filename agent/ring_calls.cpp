@@ -145,9 +145,6 @@ void RingCalls::call_ended(const Call::State& call) {
 /// Gives up the slot of a call that has ended. If the reply has come already, handles it as a late one: the callee
 /// holds the buffers that it names until this side has read or refused them.
 void RingCalls::give_up_slot(const Call::State& call) {
-  // An idempotent call goes on after its link, so the callee must not take it for cancelled. No thread sleeps on its
-  // slot: the caller waits for its attempts elsewhere.
-  if (call.idempotency.key != 0 && link_.closed()) return;
   bool valid = true;
   const auto reply = ring_->calls->abandon(call.slot, valid);
   if (link_.closed()) return;  // the buffers' channels have ended

@@ -16,7 +16,6 @@
 #include <optional>
 
 #include "agent/agent.h"
-#include "agent/execution_record.h"
 #include "agent/rendezvous/record.h"
 #include "base/file_descriptor.h"
 #include "base/mutex.h"
@@ -31,11 +30,7 @@ Status process_has_ended(std::int32_t pid, const std::string& host);
 
 class Session final {
  public:
-  /// `first_key`: see ExecutionRecord.
-  explicit Session(PeerInfo peer, std::uint64_t first_key = 0, Clock clock = {})
-      : peer_(std::move(peer)), clock_(std::move(clock)), executions_(first_key) {
-    heard();
-  }
+  explicit Session(PeerInfo peer, Clock clock = {}) : peer_(std::move(peer)), clock_(std::move(clock)) { heard(); }
 
   [[nodiscard]] const PeerInfo& peer() const noexcept { return peer_; }
 
@@ -68,9 +63,6 @@ class Session final {
   /// Returns the number of the last one; 0: there was none.
   [[nodiscard]] std::uint64_t connection() const;
 
-  /// Returns the record of the peer's idempotent calls to this agent.
-  [[nodiscard]] ExecutionRecord& executions() noexcept { return executions_; }
-
   /// Marks the peer as dead. True for the first caller, who reports it.
   bool bury() noexcept { return !dead_.exchange(true); }
   [[nodiscard]] bool dead() const noexcept { return dead_.load(); }
@@ -85,7 +77,6 @@ class Session final {
   std::int32_t pid_ = 0;
   std::optional<Record> record_;
   std::uint64_t connection_ = 0;
-  ExecutionRecord executions_;
 };
 
 }  // namespace tensorferry

@@ -116,10 +116,6 @@ Status read_extensions(Reader in, Frame& frame) {
         frame.placement.emplace_back(from, read<Device>(record));
       }
     }
-    if (id == extension::idempotency) {
-      frame.idempotency = read<IdempotencyKey>(record);
-      if (frame.idempotency.key == 0) return malformed("an idempotency key of 0");
-    }
     if (record.failed()) return malformed("extension record " + std::to_string(id) + " is too short");
   }
   return {};

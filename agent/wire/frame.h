@@ -103,18 +103,7 @@ inline constexpr std::uint16_t function_name = 1;    // request: the function's 
 inline constexpr std::uint16_t function_number = 2;  // reply: u32, the number of the function that the request named
 inline constexpr std::uint16_t releases = 3;         // any: u64 release ids that the sender acknowledges
 inline constexpr std::uint16_t placement = 4;        // request: the devices on which tensors of the reply shall land
-inline constexpr std::uint16_t idempotency = 5;      // request: an IdempotencyKey
 }  // namespace extension
-
-/// Names a call that its caller may send again, over another link of the session, if its connection is lost. The callee
-/// runs the call of a key once.
-struct IdempotencyKey {
-  std::uint64_t key = 0;       // counts up at the caller, from 1; 0: the call is not idempotent
-  std::uint64_t settled = 0;   // the caller sends no request with a key below this one any more
-  std::uint64_t receiver = 0;  // the callee's incarnation that may have the call already; 0: none
-  static constexpr std::tuple fields{&IdempotencyKey::key, &IdempotencyKey::settled, &IdempotencyKey::receiver};
-  bool operator==(const IdempotencyKey&) const = default;
-};
 
 /// Appends one extension record to `out`.
 void put_extension(Writer& out, std::uint16_t id, ByteView bytes);
@@ -166,7 +155,6 @@ struct Frame {
   std::uint32_t function_number = 0;
   std::vector<std::uint64_t> releases;
   std::vector<std::pair<Device, Device>> placement;  // from, to; `any_device` stands for all devices
-  IdempotencyKey idempotency;
   std::vector<BufferRecord> buffers;
   ByteView payload;
 

@@ -137,10 +137,9 @@ struct CallOptions {
   /// Calls to one peer with the same non-zero key run one after the other, in the order in which they were made.
   std::uint32_t order = 0;
   /// True: if the call's connection is lost, the call is sent again over the next connection to the same process,
-  /// within its time-out. The peer runs it once, and gives the first answer again. The call then fails with
-  /// ConnectionLost only if the peer's process has ended, or if the peer has forgotten the answer: it keeps 1024
-  /// answers with 256 MiB for each caller. The arguments must not change until the call has ended. Not with `order`,
-  /// nor with tensors that are handed over: InvalidArgument.
+  /// within its time-out. So the function may run more than once. The call then fails with ConnectionLost only if the
+  /// peer's process has ended. The arguments must not change until the call has ended. Not with `order`, nor with
+  /// tensors that are handed over: InvalidArgument.
   bool idempotent = false;
   /// The peer's devices on which the tensors among the arguments land, in place of AgentOptions::device_maps. Empty:
   /// those. Throws InvalidArgument as join() does.

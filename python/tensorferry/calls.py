@@ -74,10 +74,9 @@ class Calls(_C.Agent):
             wait_for_ready: if the peer has not joined yet, or is about to restart, wait for it up to the time-out
                 instead of failing. If the peer dies after the call was sent, the call fails all the same.
             idempotent: if the call's connection is lost, send the call again over the next connection to the same
-                process, within the time-out, instead of failing. The peer runs ``func`` once, and gives the first
-                result again. It keeps 1024 results and 256 MiB for each caller; a call whose result it has forgotten
-                fails with ConnectionLost and does not run again. Do not change tensors among the arguments until the
-                call has ended. InvalidArgument with an ordered handle or with :func:`share`.
+                process, within the time-out, instead of failing. So ``func`` may run more than once. Do not change
+                tensors among the arguments until the call has ended. InvalidArgument with an ordered handle or with
+                :func:`share`.
 
         Returns:
             The result of ``func(*args, **kwargs)`` at the peer; ``out`` if it is given.

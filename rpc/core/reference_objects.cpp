@@ -71,6 +71,14 @@ Status References::create(const AgentId& creator, const Creation& ids) {
   return {};
 }
 
+bool References::comes_again(const AgentId& creator, const Creation& ids) const {
+  const std::lock_guard lock(mutex_);
+  const auto object = objects_.find(ids.object);
+  if (object == objects_.end() || object->second.state == OwnedObject::State::awaited) return false;
+  const auto fork = object->second.forks.find(ids.fork);
+  return fork != object->second.forks.end() && fork->second == creator.incarnation;
+}
+
 void References::begin_running(Objects::iterator object) {
   end_awaiting(object->second);
   object->second.state = OwnedObject::State::running;

@@ -172,6 +172,9 @@ class References final : public std::enable_shared_from_this<References> {
   /// not run, and is answered with that error: Cancelled (the creator has given the creation up), ConnectionLost (the
   /// creator is dead), PermissionDenied (the fork is not the creator's), ProtocolError, ResourceExhausted.
   Status create(const AgentId& creator, const Creation& ids);
+  /// Returns whether a request for this object has come before, and the object is still there: the creator's connection
+  /// was lost, and the request comes again. It must not run; fetch() tells how the first one ends.
+  [[nodiscard]] bool comes_again(const AgentId& creator, const Creation& ids) const;
   /// Stores the outcome of an object that create() registered, or the error for its users. Call it once.
   void fulfil(const RRefId& object, Result<Outcome> outcome);
   /// Returns whether the agent `user` may use an object of this agent by its hold `fork`: Ok if a holder of the object

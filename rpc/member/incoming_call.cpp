@@ -11,6 +11,10 @@ bool IncomingCall::begin(std::uint64_t call, bool timed, const std::optional<Cre
   number_ = call;
   timed_ = timed;
   if (!creation) return true;
+  if (member_->references().comes_again(caller_, *creation)) {
+    answer_as_before(creation->object);
+    return false;
+  }
   if (const auto admitted = member_->references().create(caller_, *creation); !admitted.ok()) {
     fail(admitted);
     return false;
@@ -19,13 +23,29 @@ bool IncomingCall::begin(std::uint64_t call, bool timed, const std::optional<Cre
   return true;
 }
 
-void IncomingCall::keep(Outcome outcome) {
-  member_->references().fulfil(creation_->object, std::move(outcome));
-  creation_.reset();
+/// Answers that an object has been created.
+static void send_nothing(Reply& reply) {
   Encoder out;
   begin_reply(out, ReplyKind::value);
   out.none();
-  reply_.send(out.take());
+  reply.send(out.take());
+}
+
+/// Answers a request that has come before, when the object that the first one creates is there.
+void IncomingCall::answer_as_before(const RRefId& object) {
+  const auto deadline = reply_.deadline();
+  member_->references().fetch(object, deadline, [reply = std::move(reply_)](const Result<Outcome>& outcome) mutable {
+    if (outcome.ok())
+      send_nothing(reply);
+    else
+      reply.fail(outcome.status());
+  });
+}
+
+void IncomingCall::keep(Outcome outcome) {
+  member_->references().fulfil(creation_->object, std::move(outcome));
+  creation_.reset();
+  send_nothing(reply_);
 }
 
 void IncomingCall::fail(const Status& status) {

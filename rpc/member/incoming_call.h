@@ -21,7 +21,8 @@ class IncomingCall final {
       : member_(&member), caller_{caller.name, caller.incarnation}, rank_(caller.rank), reply_(std::move(reply)) {}
 
   /// Takes the head of the request: the caller's number of the call, whether the caller set the deadline, and the
-  /// object to create. False: the object may not be created, and the caller has been answered with the error.
+  /// object to create. False: the object may not be created, and the caller has been answered with the error; or the
+  /// request has come before, and the caller gets the answer when the first one has run.
   bool begin(std::uint64_t call, bool timed, const std::optional<Creation>& creation);
   /// Returns whether the call creates an object: keep() then answers it.
   [[nodiscard]] bool creates() const noexcept { return creation_.has_value(); }
@@ -54,6 +55,7 @@ class IncomingCall final {
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
 
  private:
+  void answer_as_before(const RRefId& object);
   /// Returns whether the caller may use the object that `target` (a Fetch or MethodTarget) names. ConnectionLost: it
   /// was on an earlier incarnation of this agent. PermissionDenied (References::may_use), which is logged too.
   template <class Target>

@@ -96,25 +96,31 @@ TEST(HostileBounds, AnswersToControlsOfAPeerThatTakesNoneEndItsLink) {
   EXPECT_TRUE(peer.ended());
 }
 
-// Such a call is answered without a handler.
-TEST(HostileBounds, RepeatsOfAnAnsweredCallByAPeerThatReadsNothingEndItsLink) {
+TEST(HostileBounds, RefusalsOfCallsByAPeerThatReadsNothingEndItsLink) {
   const auto store = std::make_shared<MemoryStore>();
-  const auto target = join(store, "target", {"unix", "basic"});
-  target->serve("f", [](const Request&, Reply reply) { reply.send({Bytes(60'000), {}, {}, {}}); });
-  auto peer = raw_dial(store, "target", raw_hello("mallory"));
-  const auto repeat = [](std::uint64_t id) {
-    Bytes extensions;
-    Writer writer(extensions);
-    wire::put_extension(writer, wire::extension::function_name, view_of(std::string_view("f")));
-    wire::put_extension(writer, wire::extension::idempotency, encode(wire::IdempotencyKey{1, 0, 0}));
-    wire::Header header;
-    header.kind = wire::Kind::request;
-    header.call = id;
-    return wire::assemble(header, extensions, {}, {});
+  const std::string name(255, 't');  // which each refusal names
+  const auto target = join(store, name, {"unix", "basic"}, [](RawAgentOptions& o) {
+    o.max_threads = 1;
+    o.max_queued_calls = 1;
+  });
+  std::promise<void> go_on;
+  target->serve("f", [&, gone_on = go_on.get_future().share()](const Request&, Reply reply) {
+    gone_on.wait();
+    reply.send({});
+  });
+  auto peer = raw_dial(store, name, raw_hello("mallory"));
+  constexpr std::uint64_t at_once = 200, most = 5'000;  // a million refusals of some 400 bytes
+  const auto requests = [](std::uint64_t number) {
+    Bytes all;
+    for (std::uint64_t id = at_once * number; id < at_once * (number + 1); ++id) {
+      const auto one = request_frame(id, "f", {}, 0);
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
   };
-  constexpr std::size_t most = 20'000;  // answers of 60 KB
-  EXPECT_LT(write_until_refused(peer, most, repeat), most);
+  EXPECT_LT(write_until_refused(peer, most, requests), most);
   EXPECT_TRUE(peer.ended());
+  go_on.set_value();
 }
 
 TEST(HostileBounds, PeersThatReadNothingKeepNoThread) {
@@ -156,37 +162,6 @@ TEST(HostileBounds, CallsToAPeerThatReadsNothingFailWithoutWaiting) {
   const auto first = std::find_if(calls.begin(), calls.end(), refused);
   const auto status = first->take().status();
   EXPECT_EQ(status.code(), Code::resource_exhausted) << status.text();
-}
-
-/// A request with an order key and a key of idempotent calls, and a buffer that never comes if `records` names one.
-Bytes ordered_idempotent_request(std::uint64_t call, ByteView records, std::uint16_t buffers) {
-  Bytes extensions, key;
-  Writer writer(extensions), key_writer(key);
-  key_writer.put(std::uint64_t{5});
-  key_writer.put(std::uint64_t{0});
-  key_writer.put(std::uint64_t{0});
-  wire::put_extension(writer, wire::extension::function_name, view_of("echo"));
-  wire::put_extension(writer, wire::extension::idempotency, key);
-  wire::Header header;
-  header.kind = wire::Kind::request;
-  header.call = call;
-  header.order = 1;
-  header.buffers = buffers;
-  return wire::assemble(header, extensions, records, {});
-}
-
-TEST(HostileBounds, RequestsThatCouldWaitForOneAnotherEndTheLinkAndAreReleased) {
-  const auto store = std::make_shared<MemoryStore>();
-  const auto target = join(store, "target", {"unix", "basic"});
-  serve_echo(*target);
-  {
-    auto peer = raw_dial(store, "target", raw_hello("mallory"));
-    const auto later = record_frame(100, bulk_ticket(1));  // its order comes first, its buffer last
-    static_cast<void>(peer.write(ordered_idempotent_request(1, later, 1)));
-    static_cast<void>(peer.write(ordered_idempotent_request(2, {}, 0)));
-    EXPECT_TRUE(peer.ended());
-  }
-  EXPECT_TRUE(eventually([&] { return target->in_flight().second == 0; }));
 }
 
 // ---- Without memory

@@ -77,9 +77,6 @@ Bytes extensions_of(const wire::Frame& frame) {
   if (!frame.releases.empty()) {
     wire::put_extension(writer, wire::extension::releases, std::as_bytes(std::span(frame.releases)));
   }
-  if (frame.idempotency.key != 0) {
-    wire::put_extension(writer, wire::extension::idempotency, tensorferry::encode(frame.idempotency));
-  }
   return out;
 }
 
@@ -104,7 +101,7 @@ void frame(ByteView input) {
   const auto again = wire::Frame::decode(*again_header, ByteView(bytes).subspan(Header::size));
   must(again.ok() && same(again->buffers, decoded->buffers) && same(again->payload, decoded->payload));
   must(same(again->function_name, decoded->function_name) && again->function_number == decoded->function_number);
-  must(again->releases == decoded->releases && again->idempotency == decoded->idempotency);
+  must(again->releases == decoded->releases);
   auto as_before = again->header;
   as_before.length = header->length;
   as_before.extensions = header->extensions;

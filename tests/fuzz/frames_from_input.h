@@ -105,10 +105,6 @@ inline Bytes extensions_from(Reader& in, std::uint8_t choice) {
     wire::put_extension(writer, wire::extension::function_number, std::as_bytes(std::span(&number, 1)));
   }
   if ((choice & 8) != 0) wire::put_extension(writer, in.get<std::uint8_t>(), in.sized());
-  if ((choice & 16) != 0) {
-    const wire::IdempotencyKey key{in.get<std::uint8_t>() % 8U, in.get<std::uint8_t>() % 8U, 0};
-    wire::put_extension(writer, wire::extension::idempotency, encode(key));
-  }
   return out;
 }
 
@@ -173,8 +169,7 @@ inline Sent frame_from(Reader& in, wire::Kind kind, std::uint64_t& controls) {
   FrameBuilder builder;
   auto& header = builder.header;
   header.kind = kind;
-  const bool idempotent = kind == wire::Kind::request && (form & 0xc0) == 0x40;
-  builder.extensions = extensions_from(in, (form & 15) | (idempotent ? 16 : 0));
+  builder.extensions = extensions_from(in, form & 15);
   header.call = kind == wire::Kind::control ? ++controls : call_from(in);
   if (kind == wire::Kind::request) {
     header.function = (form & 1) != 0 ? 0 : in.get<std::uint8_t>() % 8;

@@ -24,14 +24,8 @@ void Session::add_extensions(Frame& frame) {
     frame.extensions += extension(3, released.bytes());
   }
   if (random_.one_in(12)) frame.extensions += extension(4, random_.bytes(4 * random_.below(4)));
-  if (random_.one_in(12)) {
-    const auto key = 1 + random_.below(200);
-    frame.extensions += extension(
-        5,
-        Out().u64(key).u64(random_.one_in(9) ? random_.edge() : 0).u64(random_.one_in(2) ? 0 : facts_.theirs).bytes());
-  }
   if (random_.one_in(20))
-    frame.extensions += extension(static_cast<std::uint16_t>(6 + random_.below(1000)), random_.bytes(random_.below(9)));
+    frame.extensions += extension(static_cast<std::uint16_t>(5 + random_.below(1000)), random_.bytes(random_.below(9)));
 }
 
 std::string Session::payload_for(std::string_view function, const std::vector<Channels::Sent>& buffers) {

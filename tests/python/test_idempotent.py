@@ -1,4 +1,4 @@
-"""Idempotent calls: sent again when their connection is lost, and run once."""
+"""Idempotent calls: sent again when their connection is lost."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def fresh() -> None:
     go_on.clear()
 
 
-def test_calls_run_once_while_connections_end_at_random(pair):
+def test_calls_run_while_connections_end_at_random(pair):
     a, _b = pair
     stop = threading.Event()
 
@@ -79,22 +79,21 @@ def test_calls_run_once_while_connections_end_at_random(pair):
     finally:
         stop.set()
         cutter.join()
-    assert runs == collections.Counter(range(150))
+    assert sorted(runs) == list(range(150))
 
 
-def test_a_call_sent_again_waits_for_the_first_execution(pair):
+def test_a_call_whose_connection_is_lost_runs_again(pair):
     a, _b = pair
     future = a.rpc_async("b", held, args=(1, torch.ones(3)), timeout=30, idempotent=True)
     assert begun.wait(10)
     sever()
-    assert eventually(lambda: a.rpc_sync("b", max, args=(1, 2), idempotent=True) == 2)
+    assert eventually(lambda: runs[1] == 2)
     assert not future.done()
     go_on.set()
     assert future.wait().tolist() == [2, 2, 2]
-    assert runs == {1: 1}
 
 
-def test_methods_of_objects_and_creations_are_sent_again(pair):
+def test_methods_of_objects_are_sent_again_and_creations_make_one_object(pair):
     a, _b = pair
     holder = a.remote("b", Holder, idempotent=True)
     future = holder.rpc_async(idempotent=True).held(1, torch.ones(3))
@@ -117,7 +116,7 @@ def test_methods_of_objects_and_creations_are_sent_again(pair):
             return []
 
     assert eventually(lambda: value() == [2, 2])
-    assert runs == {1: 1, 2: 1}
+    assert runs[2] == 1
 
 
 def test_other_calls_fail_with_their_connection(pair):

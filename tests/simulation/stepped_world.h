@@ -97,6 +97,7 @@ class SteppedWorld final {
   void meet();
   void settle();
   [[nodiscard]] bool is_allowed(const Made& call) const;
+  [[nodiscard]] static bool runs_well(const Made& call);
   [[nodiscard]] bool is_true(const Made& call) const;
   void check_calls();
   void check_links();

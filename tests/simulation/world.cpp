@@ -76,7 +76,9 @@ SimulatedAgent::~SimulatedAgent() {
 void SimulatedAgent::make(const Request& request, Reply reply) {
   Decoder in(request.arguments.payload, request.arguments.buffers);
   const auto head = read_request(in);
-  const auto admitted = references->create({request.peer.name, request.peer.incarnation}, *head.creation);
+  const AgentId creator{request.peer.name, request.peer.incarnation};
+  if (references->comes_again(creator, *head.creation)) return reply.send({});
+  const auto admitted = references->create(creator, *head.creation);
   if (!admitted.ok()) return reply.fail(admitted);
   references->fulfil(head.creation->object, Outcome{std::make_shared<ObjectValue>(world_.live_objects), false});
   reply.send({});
@@ -195,7 +197,8 @@ void World::check_calls(bool warm) {
     if (call.kind == Kind::cancelled) allowed = allowed || code == Code::cancelled;
     if (call.kind == Kind::expiring) allowed = allowed || code == Code::deadline_exceeded;
     const bool lingers = call.kind == Kind::cancelled || call.kind == Kind::expiring;
-    const bool ran_well = call.runs <= 1 && (code != Code::ok || lingers || call.runs == 1);
+    const bool once = call.runs <= 1 || call.kind == Kind::idempotent;
+    const bool ran_well = once && (code != Code::ok || lingers || call.runs >= 1);
     if (call.ends == 1 && allowed && ran_well) continue;
     problems_.push_back(formatted("{}: call {} of kind {} ended {} times, ran {} times: {}", call.route, number,
                                   static_cast<int>(call.kind), call.ends.load(), call.runs.load(), call.status.text()));

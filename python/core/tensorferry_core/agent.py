@@ -178,7 +178,7 @@ class Agent:
             require: the only channel that may carry the arrays.
             wait_for_ready: waits for a peer that has not joined yet.
             order: calls to a peer with the same number, not 0, run one after the other.
-            idempotent: the call goes over the next connection if this one is lost, and runs once.
+            idempotent: the call goes over the next connection if this one is lost, and may run again.
 
         Raises:
             Exception: what the function raised, if Python has its type, else RemoteError; its ``__cause__`` is the

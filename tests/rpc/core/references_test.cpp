@@ -149,6 +149,22 @@ TEST_F(ReferencesTest, ACreatorMayReleaseItsObjectDuringTheCreation) {
   EXPECT_EQ(owner_->references->counts(), References::Counts());
 }
 
+TEST_F(ReferencesTest, ARequestToCreateThatComesAgainIsKnownByItsCreatorAndItsNumber) {
+  auto handle = user_->references->begin_creation(owner_->id);
+  const auto ids = handle->ids();
+  EXPECT_FALSE(owner_->references->comes_again(user_->id, ids));
+  ASSERT_TRUE(owner_->references->create(user_->id, ids).ok());
+  EXPECT_TRUE(owner_->references->comes_again(user_->id, ids));
+  EXPECT_FALSE(owner_->references->comes_again(third_->id, ids));
+  owner_->references->fulfil(ids.object, outcome());
+  EXPECT_TRUE(owner_->references->comes_again(user_->id, ids));
+  user_->references->end_creation(*handle, {});
+  handle.reset();
+  settle();
+  EXPECT_FALSE(owner_->references->comes_again(user_->id, ids)) << "the object is gone";
+  EXPECT_EQ(owner_->references->create(user_->id, ids).code(), Code::cancelled);
+}
+
 TEST_F(ReferencesTest, AReferenceCanBePassedOnDuringTheCreation) {
   auto handle = user_->references->begin_creation(owner_->id, "hint");
   auto passed = send(*user_, *third_, handle);
