@@ -7,8 +7,8 @@
 #include <mutex>
 #include <vector>
 
-#include "agent/agent.h"
 #include "agent/reactor.h"
+#include "base/clock.h"
 
 namespace tensorferry {
 

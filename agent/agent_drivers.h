@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "agent/agent.h"
+#include "agent/options.h"
 #include "agent/wire/frame.h"
 #include "channels/channel.h"
 

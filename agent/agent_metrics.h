@@ -9,8 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "agent/agent.h"
 #include "agent/latency_histogram.h"
+#include "agent/message.h"
+#include "agent/reports.h"
 
 namespace tensorferry {
 

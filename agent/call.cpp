@@ -1,11 +1,13 @@
 #include <cerrno>
 #include <utility>
 
-#include "agent/agent.h"
 #include "agent/call_state.h"
 #include "agent/engine.h"
+#include "agent/executor.h"
+#include "agent/handles.h"
 #include "agent/idempotent_call.h"
 #include "agent/link.h"
+#include "agent/message.h"
 #include "base/foreign_code.h"
 #include "base/futex.h"
 
@@ -27,10 +29,6 @@ Completion by_executor(std::shared_ptr<Link> link, Completion completion) {
 }
 
 }  // namespace
-
-std::string_view shown_name(std::string_view function) {
-  return function.substr(function.rfind(':') + 1);  // npos + 1 is 0
-}
 
 Call::State::State(std::string name, RawCallOptions call_options, Clock of_agent)
     : function(std::move(name)),
@@ -181,14 +179,6 @@ void Call::State::release_arguments() {
     if (--holds_ == 0) sent.swap(sent_);
   }
   for (const auto& completion : sent) completion({});
-}
-
-std::size_t Message::bytes() const {
-  std::size_t bytes = 0;
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    if (sharing_of(i) == Sharing::by_value) bytes += buffers[i].bytes;
-  }
-  return bytes;
 }
 
 bool Call::wait(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {

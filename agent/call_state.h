@@ -9,7 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "agent/agent.h"
+#include "agent/handles.h"
+#include "agent/message.h"
 #include "agent/transport/call_ring.h"
 #include "agent/wire/frame.h"
 #include "base/mutex.h"

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "agent/agent.h"
+#include "agent/message.h"
 
 namespace tensorferry {
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/agent.h"
+#include "agent/message.h"
 #include "agent/wire/frame.h"
 #include "base/mutex.h"
 #include "channels/channel.h"

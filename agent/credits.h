@@ -9,7 +9,7 @@
 #include <functional>
 #include <optional>
 
-#include "agent/agent.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 
 namespace tensorferry {

@@ -8,13 +8,15 @@
 #include <string>
 
 #include "agent/active_links.h"
-#include "agent/agent.h"
 #include "agent/agent_counters.h"
 #include "agent/agent_drivers.h"
 #include "agent/auth.h"
 #include "agent/call_trace.h"
 #include "agent/functions.h"
+#include "agent/handles.h"
 #include "agent/idempotent_call.h"
+#include "agent/message.h"
+#include "agent/options.h"
 #include "agent/peers.h"
 #include "agent/pool.h"
 #include "agent/reactor.h"

@@ -12,7 +12,7 @@
 #include <memory>
 #include <utility>
 
-#include "agent/agent.h"
+#include "agent/executor.h"
 
 namespace tensorferry {
 

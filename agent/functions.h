@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/agent.h"
+#include "agent/handles.h"
 
 namespace tensorferry {
 
@@ -40,7 +40,7 @@ class Functions final {
   }
   /// Drops all functions, and the resolver: they may hold what holds this agent. A running handler keeps its own.
   void clear() {
-    RawAgent::Resolver resolver;  // these are destroyed after the lock is released
+    Resolver resolver;  // these are destroyed after the lock is released
     std::vector<std::shared_ptr<const RawFunction>> functions(1);
     const std::lock_guard lock(mutex_);
     resolver_.swap(resolver);
@@ -58,14 +58,14 @@ class Functions final {
     return it == numbers_.end() ? nullptr : by_number_[it->second];
   }
   /// See RawAgent::resolve_with.
-  void resolve_with(RawAgent::Resolver resolver) {
+  void resolve_with(Resolver resolver) {
     const std::lock_guard lock(mutex_);
     std::swap(resolver_, resolver);  // the earlier one is destroyed after the lock is released
   }
   /// Returns the function. If it was never served, asks the resolver, under no lock, and serves what that returns.
   /// Null: there is none. An error is the resolver's.
   Result<std::shared_ptr<const RawFunction>> find_or_resolve(const std::string& name) {
-    RawAgent::Resolver resolve;
+    Resolver resolve;
     {
       const std::lock_guard lock(mutex_);
       resolve = resolver_;
@@ -80,7 +80,7 @@ class Functions final {
 
  private:
   mutable std::mutex mutex_;  // guards the others
-  RawAgent::Resolver resolver_;
+  Resolver resolver_;
   std::map<std::string, std::uint32_t, std::less<>> numbers_;
   std::vector<std::shared_ptr<const RawFunction>> by_number_ =
       std::vector<std::shared_ptr<const RawFunction>>(1);  // 0: by name

@@ -7,8 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "agent/agent.h"
 #include "agent/call_state.h"
+#include "agent/handles.h"
+#include "agent/message.h"
 #include "base/mutex.h"
 
 namespace tensorferry {

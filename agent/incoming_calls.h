@@ -17,8 +17,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "agent/agent.h"
 #include "agent/wire/frame.h"
+#include "base/clock.h"
 #include "base/function.h"
 #include "base/mutex.h"
 

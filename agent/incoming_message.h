@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/agent.h"
+#include "agent/message.h"
 #include "agent/wire/frame.h"
 #include "channels/channel.h"
 #include "channels/joined_ends.h"

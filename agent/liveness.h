@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "agent/agent.h"
 #include "agent/transport/port.h"
+#include "base/clock.h"
 
 namespace tensorferry {
 

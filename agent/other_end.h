@@ -12,7 +12,7 @@
 #include <optional>
 #include <utility>
 
-#include "agent/agent.h"
+#include "agent/message.h"
 #include "agent/session.h"
 #include "agent/wire/frame.h"
 

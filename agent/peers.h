@@ -20,7 +20,7 @@
 #include <string_view>
 #include <vector>
 
-#include "agent/agent.h"
+#include "agent/message.h"
 #include "agent/session.h"
 #include "agent/wire/frame.h"
 #include "base/file_descriptor.h"

@@ -7,12 +7,6 @@
 
 namespace tensorferry {
 
-std::optional<Device> Placement::find(Device from) const {
-  if (all) return all;
-  const auto found = std::find_if(map.begin(), map.end(), [from](const auto& entry) { return entry.first == from; });
-  return found == map.end() ? std::nullopt : std::optional(found->second);
-}
-
 Result<Device> arrival(Device from, const Placement& placement, std::span<const Device> theirs, std::string_view peer,
                        bool* elsewhere) {
   const auto has = [theirs](Device device) { return std::find(theirs.begin(), theirs.end(), device) != theirs.end(); };

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "agent/agent.h"
+#include "agent/message.h"
 #include "agent/wire/frame.h"
 
 namespace tensorferry {

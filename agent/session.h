@@ -15,7 +15,7 @@
 #include <mutex>
 #include <optional>
 
-#include "agent/agent.h"
+#include "agent/message.h"
 #include "agent/rendezvous/record.h"
 #include "base/file_descriptor.h"
 #include "base/mutex.h"

@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "agent/agent.h"
+#include "agent/handles.h"
 
 namespace tensorferry {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "agent/agent.h"
+#include "agent/message.h"
 #include "agent/transport/port.h"
 
 namespace tensorferry {

@@ -9,6 +9,7 @@
 #include "agent/acknowledgements.h"
 #include "agent/bulk_reads.h"
 #include "agent/incoming_controls.h"
+#include "agent/message.h"
 #include "agent/offered_buffers.h"
 #include "agent/probes.h"
 
