@@ -8,7 +8,6 @@
 
 #include "agent/bulk_reads.h"
 #include "agent/channel_bindings.h"
-#include "agent/link.h"
 #include "agent/outgoing_controls.h"
 #include "agent/probes.h"
 #include "base/mutex.h"
@@ -36,7 +35,7 @@ class ChannelBinding final : public Wire {
   }
   [[nodiscard]] std::uint32_t code() const { return code(driver_, pair_); }
   [[nodiscard]] std::size_t driver() const { return driver_; }
-  [[nodiscard]] std::string_view name() const { return parts_.link.engine().drivers[driver_].name(); }
+  [[nodiscard]] std::string_view name() const { return parts_.around.drivers[driver_].name(); }
   [[nodiscard]] State state() const {
     const std::lock_guard lock(mutex_);
     if (!mine_failed_.empty() || !theirs_failed_.empty()) return State::failed;
@@ -84,11 +83,11 @@ class ChannelBinding final : public Wire {
     header.sequence = sequence;
     header.channel = code();
     header.trailing = buffer.bytes;
-    parts_.link.send_bulk(wire::assemble(header, {}, {}, {}), {std::move(buffer), std::move(written)});
+    parts_.around.link.send_bulk(wire::assemble(header, {}, {}, {}), {std::move(buffer), std::move(written)});
   }
   void receive_bulk(std::uint64_t sequence, Buffer destination, Completion landed) override {
     if (parts_.bulk_reads.add({code(), sequence}, {std::move(destination), std::move(landed)}))
-      parts_.link.resume_bulk();
+      parts_.around.link.resume_bulk();
   }
   void ready(Status probed) override {
     bool assumed = immediate_;
@@ -102,9 +101,9 @@ class ChannelBinding final : public Wire {
     if (probed.ok() && assumed) return;  // the peer assumes it, so no connection is opened to say so
     send_control(probed.ok() ? Control::ready : Control::failed, view_of(probed.what().substr(0, 1024)), {});
   }
-  [[nodiscard]] bool may_share_memory() const override { return parts_.link.engine().options.shared_memory; }
-  [[nodiscard]] bool passes_descriptors() const override { return parts_.link.local(); }
-  [[nodiscard]] std::string_view peer() const override { return parts_.link.peer().name; }
+  [[nodiscard]] bool may_share_memory() const override { return parts_.around.shares_memory; }
+  [[nodiscard]] bool passes_descriptors() const override { return parts_.around.link.local(); }
+  [[nodiscard]] std::string_view peer() const override { return parts_.around.link.peer().name; }
   [[nodiscard]] SharedState* shared() override { return &parts_.shared; }
 
   std::unique_ptr<Channel> channel;

@@ -39,16 +39,16 @@ void ChannelBindings::meet(const wire::Hello& hello, std::optional<uid_t> uid) {
 
 Result<Device> ChannelBindings::arrival(Device source, const Placement& placement, bool* elsewhere) const {
   const std::lock_guard lock(mutex_);  // the peer's first hello may come at this moment
-  return tensorferry::arrival(source, placement, peer_.devices, parts_.link.peer().name, elsewhere);
+  return tensorferry::arrival(source, placement, peer_.devices, parts_.around.link.peer().name, elsewhere);
 }
 
 /// Returns why a driver does not connect the pair, or nullopt if it does.
 std::optional<Refusal> ChannelBindings::reach(std::size_t index, DevicePair pair) const {
-  const auto& engine = parts_.link.engine();
-  auto& driver = engine.drivers[index];
-  const auto* mine = endpoint_of(engine.drivers.announced(), driver.name(), pair.local);
+  const auto& drivers = parts_.around.drivers;
+  auto& driver = drivers[index];
+  const auto* mine = endpoint_of(drivers.announced(), driver.name(), pair.local);
   if (mine == nullptr) {
-    if (driver.shares_memory() && !engine.options.shared_memory)
+    if (driver.shares_memory() && !parts_.around.shares_memory)
       return Refusal{"shared memory is switched off by this agent's options"};
     const auto why = driver.descriptor(pair.local);
     const auto* refusal = std::get_if<Refusal>(&why);
@@ -75,7 +75,7 @@ const ChannelOrder& ChannelBindings::order(DevicePair pair) {
     if (const auto it = orders_.find(pair); it != orders_.end()) return it->second;
   }
   ChannelOrder order;
-  const auto& drivers = parts_.link.engine().drivers;
+  const auto& drivers = parts_.around.drivers;
   for (std::size_t i = 0; i < drivers.size(); ++i) {
     const std::string name(drivers[i].name());
     const auto refusal = reach(i, pair);
@@ -90,7 +90,7 @@ const ChannelOrder& ChannelBindings::order(DevicePair pair) {
 
 ChannelBinding* ChannelBindings::open(std::size_t driver, DevicePair pair) {
   ChannelBinding* binding = nullptr;
-  auto& kind = parts_.link.engine().drivers[driver];
+  auto& kind = parts_.around.drivers[driver];
   const bool immediate = kind.immediate();
   {
     const std::lock_guard lock(mutex_);
@@ -124,7 +124,7 @@ Result<ChannelBinding*> ChannelBindings::of_peer(std::uint8_t driver, DevicePair
       return Status(Code::protocol_error, "a channel that does not reach this device: the peer has not announced it");
   }
   std::string reason = "this agent has no " + text_of(ours.local);
-  if (endpoint_of(parts_.link.engine().drivers.announced(), name, ours.local) != nullptr) {
+  if (endpoint_of(parts_.around.drivers.announced(), name, ours.local) != nullptr) {
     const auto& order = this->order(ours);
     for (const auto& [known, binding] : order.all) {
       if (known == name && binding != nullptr) return binding;
@@ -145,8 +145,8 @@ Result<ChannelBinding*> ChannelBindings::of_code(std::uint32_t code, bool refuse
 /// Tells the peer that this end does not want a channel that the peer has opened.
 void ChannelBindings::refuse(const std::string& driver, DevicePair pair, const std::string& reason) {
   constexpr std::size_t most = 1024;  // pairs; a peer that names more of them gets no further answer
-  for (std::size_t i = 0; i < parts_.link.engine().drivers.size(); ++i) {
-    if (parts_.link.engine().drivers[i].name() != driver) continue;
+  for (std::size_t i = 0; i < parts_.around.drivers.size(); ++i) {
+    if (parts_.around.drivers[i].name() != driver) continue;
     const auto code = ChannelBinding::code(i, pair);
     {
       const std::lock_guard lock(mutex_);

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "agent/channel_link.h"
 #include "agent/message.h"
 #include "agent/wire/frame.h"
 #include "base/mutex.h"
@@ -25,14 +26,13 @@ namespace tensorferry {
 
 class BulkReads;
 class ChannelBinding;
-class Link;
 class OutgoingControls;
 class Probes;
 class SharedState;
 
-/// The parts of a link by which its bindings reach the peer. They outlive the bindings.
+/// What the bindings of a link use, and the parts by which they reach the peer. They outlive the bindings.
 struct WireParts {
-  Link& link;
+  const ChannelSurroundings& around;
   OutgoingControls& controls;
   BulkReads& bulk_reads;
   Probes& probes;

@@ -10,12 +10,11 @@
 
 namespace tensorferry {
 
-ChannelSet::ChannelSet(Link& link)
-    : link_(link),
-      engine_(link.engine()),
-      probes_([&link](UniqueFunction<void()> job) { link.run(std::move(job), false); }),
-      outgoing_controls_(link),
-      bindings_({link, outgoing_controls_, bulk_reads_, probes_, shared_}) {}
+ChannelSet::ChannelSet(ChannelSurroundings around)
+    : around_(around),
+      probes_([&link = around.link](UniqueFunction<void()> job) { link.run(std::move(job)); }),
+      outgoing_controls_(around.link),
+      bindings_({around_, outgoing_controls_, bulk_reads_, probes_, shared_}) {}
 ChannelSet::~ChannelSet() = default;
 
 std::optional<std::uint64_t> ChannelSet::probing(Message& message, const std::string& require,
@@ -29,7 +28,7 @@ std::optional<std::uint64_t> ChannelSet::probing(Message& message, const std::st
     for (const auto* binding :
          bindings_.order({message.buffers[i].device, message.destination_of(i).device}).bindings) {
       const bool needed =
-          require.empty() ? engine_.drivers[binding->driver()].shares_memory() : binding->name() == require;
+          require.empty() ? around_.drivers[binding->driver()].shares_memory() : binding->name() == require;
       if (needed && binding->state() == ChannelBinding::State::probing) return known;
     }
   }
@@ -92,7 +91,7 @@ std::string ChannelSet::awaited() const {
   }
   if (bulk != 0) {
     out += formatted("{} {} of this link wait for bytes on its {} bulk connections", out.empty() ? ":" : ",", bulk,
-                     link_.connections().bulk_connections_in());
+                     around_.link.bulk_connections_in());
   }
   return out.empty() ? ": they are being copied" : out;
 }
@@ -100,7 +99,7 @@ std::string ChannelSet::awaited() const {
 void ChannelSet::want_release(std::uint64_t id) {
   if (id == 0) return;
   acknowledgements_.add(id);
-  link_.activate();
+  around_.link.activate();
 }
 
 std::vector<std::uint64_t> ChannelSet::take_releases(std::size_t most) {
@@ -123,7 +122,7 @@ Result<Device> ChannelSet::arrival_of(Device source, Destination destination, co
   bool elsewhere = false;
   auto device = bindings_.arrival(source, placement, &elsewhere);
   if (elsewhere) {
-    warn_once("arrival " + text_of(source), "peer=" + link_.peer().name + " device=" + text_of(source) +
+    warn_once("arrival " + text_of(source), "peer=" + around_.link.peer().name + " device=" + text_of(source) +
                                                 " lands on its cpu: it has no " +
                                                 std::string(source.type == DeviceType::cuda ? "GPU" : "such device"));
   }

@@ -17,7 +17,7 @@
 #include "agent/acknowledgements.h"
 #include "agent/bulk_reads.h"
 #include "agent/channel_bindings.h"
-#include "agent/engine.h"
+#include "agent/channel_link.h"
 #include "agent/incoming_controls.h"
 #include "agent/incoming_message.h"
 #include "agent/offered_buffers.h"
@@ -44,7 +44,7 @@ inline constexpr std::size_t bundle_bytes = std::size_t{1} << 20;
 /// that has read the frame. Completions and callbacks run under none of the locks here.
 class ChannelSet final {
  public:
-  explicit ChannelSet(Link& link);
+  explicit ChannelSet(ChannelSurroundings around);
   ~ChannelSet();
   /// Destroys the channels. Call it after close(), when no other thread uses the link; until then channels may use the
   /// link from threads of their own.
@@ -146,8 +146,7 @@ class ChannelSet final {
   void want_release(std::uint64_t id);
   void warn_once(const std::string& about, const std::string& line);
 
-  Link& link_;
-  Engine& engine_;
+  const ChannelSurroundings around_;
   OfferedBuffers offered_;
   Acknowledgements acknowledgements_;
   Spin progress_spin_;

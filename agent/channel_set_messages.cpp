@@ -115,7 +115,7 @@ Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device d
     if (fell_back) {
       const auto what = text_of(buffer.device) + " -> " + text_of(destination);
       warn_once(std::string(binding->name()) + what,
-                "peer=" + link_.peer().name + " channel=" + std::string(binding->name()) +
+                "peer=" + around_.link.peer().name + " channel=" + std::string(binding->name()) +
                     " fallback: faster channels cannot carry " + what + ":" + reasons);
     }
     return {};
@@ -123,11 +123,11 @@ Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device d
   for (const auto& [name, reason] : order.reasons) {
     if (require.empty() || name == require) reasons += "\n  " + name + ": " + reason;
   }
-  if (link_.closed()) return link_.status();  // why its channels refuse
+  if (around_.link.closed()) return around_.link.status();  // why its channels refuse
   if (reasons.empty()) reasons = "\n  there is no channel of that name; explain() lists the channels";
   const std::string_view what =
       sharing == Sharing::shared ? "no channel shares memory without a copy, " : "no channel carries ";
-  return {Code::channel_unavailable, std::string(what) + text_of(buffer.device) + " -> " + link_.peer().name + " " +
+  return {Code::channel_unavailable, std::string(what) + text_of(buffer.device) + " -> " + around_.link.peer().name + " " +
                                          text_of(destination) +
                                          (require.empty() ? "" : " with require=\"" + require + "\"") + ":" + reasons};
 }
@@ -301,8 +301,8 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
     return status;
   }
   for (const auto& [counter, bytes] : builder.carried) {
-    engine_.counters.bytes_sent[counter] += bytes;
-    link_.counters().bytes_sent += bytes;
+    around_.counters.bytes_sent[counter] += bytes;
+    around_.of_link.bytes_sent += bytes;
   }
   if (!builder.carried.empty()) built.channel = static_cast<int>(builder.carried.front().first);
   return built;
@@ -325,11 +325,11 @@ void ChannelSet::receive(FrameStream* stream, const wire::Frame& frame, const st
     auto message = std::make_shared<SpilledMessage>(SpilledMessage{into, std::move(arrived), std::move(admit)});
     auto message_in = land(
         frame.buffers, {}, {},
-        [this, link = link_.shared_from_this(), message](const Status& status, const Received& spill) {
+        [this, held = around_.link.hold(), message](const Status& status, const Received& spill) {
           if (status.ok()) return land_spilled(spill, *message);
           message->arrived(status, {});
           // The tickets in it are lost with it. So they can end only with the link.
-          link_.close({Code::connection_lost,
+          around_.link.fail({Code::connection_lost,
                        formatted("the rest of a message could not be received: {}", std::string(status.what()))});
         },
         true);
@@ -350,7 +350,7 @@ std::shared_ptr<IncomingMessage> ChannelSet::land(const std::vector<wire::Buffer
   std::vector<BufferSink*> sinks;
   sinks.reserve(records.size());
   for (const auto& record : records) {
-    auto& sink = message_in->add(engine_.memory.of(record.destination.type), record);
+    auto& sink = message_in->add(around_.memory.of(record.destination.type), record);
     if (spill) sink.copy();
     sinks.push_back(&sink);
   }
@@ -383,11 +383,11 @@ void ChannelSet::discard(const std::vector<wire::BufferRecord>& records) {
       continue;
     }
     // As a pull does, it comes after the control message that the ticket needs.
-    auto end = [this, link = link_.shared_from_this(), binding,
+    auto end = [this, held = around_.link.hold(), binding,
                 ticket = Ticket{record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after,
                                 record.release != 0},
                 id = record.release](const Status& failed) {
-      if (failed.code() == Code::protocol_error) link->close(failed);
+      if (failed.code() == Code::protocol_error) around_.link.fail(failed);
       if (!failed.ok()) return;
       binding->channel->discard(ticket);
       want_release(id);
@@ -408,7 +408,7 @@ void ChannelSet::land_spilled(const Received& spill, SpilledMessage& message) {
                                      "malformed frame: the buffer is too short to hold the rest of the frame")
                             : wire::BufferRecord::decode_all(in, count, records);
   if (!status.ok()) {
-    link_.close(status);
+    around_.link.fail(status);
     return message.arrived(status, {});
   }
   const auto payload = in.rest();
@@ -426,15 +426,15 @@ void ChannelSet::copy_elsewhere(std::vector<std::function<void()>> copies) {
   const auto run = [all] {
     for (const auto& copy : *all) copy();
   };
-  if (!engine_.pool->submit_long(run)) run();
+  if (!around_.link.run_long(run)) run();
 }
 
 /// Pulls one buffer, or adds its pull to `copies`.
 void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
                       const std::shared_ptr<IncomingMessage>& message_in, std::vector<std::function<void()>>& copies) {
   // A peer that broke the protocol may never send the rest of the message, so the link closes at once.
-  const auto landed = [link = link_.shared_from_this(), message_in](const Status& status) {
-    if (status.code() == Code::protocol_error) link->close(status);
+  const auto landed = [this, held = around_.link.hold(), message_in](const Status& status) {
+    if (status.code() == Code::protocol_error) around_.link.fail(status);
     message_in->landed(status);
   };
   if (record.channel == wire::BufferRecord::inline_channel) {
@@ -443,8 +443,8 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
     }
     const auto memory = sink.reserve(record.bytes);
     if (memory && record.bytes != 0) std::memcpy(memory->data, record.ticket.data(), record.bytes);
-    engine_.counters.bytes_received[AgentCounters::inside_frames] += record.bytes;
-    link_.counters().bytes_received += record.bytes;
+    around_.counters.bytes_received[AgentCounters::inside_frames] += record.bytes;
+    around_.of_link.bytes_received += record.bytes;
     return landed(memory ? Status() : Status(Code::resource_exhausted, "no memory for a received buffer"));
   }
   const auto named = bindings_.of_peer(record.channel, {record.source, record.destination});
@@ -455,14 +455,14 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
     return landed({Code::channel_unavailable, "the buffer came by a channel that its receiver does not want"});
   }
   Ticket ticket{record.bytes, Bytes(record.ticket.begin(), record.ticket.end()), record.after, record.release != 0};
-  engine_.counters.bytes_received[binding->driver()] += record.net_bytes();
-  link_.counters().bytes_received += record.net_bytes();
-  auto pull = [this, link = link_.shared_from_this(), binding, ticket = std::move(ticket), &sink, landed,
+  around_.counters.bytes_received[binding->driver()] += record.net_bytes();
+  around_.of_link.bytes_received += record.net_bytes();
+  auto pull = [this, held = around_.link.hold(), binding, ticket = std::move(ticket), &sink, landed,
                id = record.release](const Status& failed) {
     if (!failed.ok()) return landed(failed);
     if (id == 0) return binding->channel->pull(ticket, sink, landed, {});
     acknowledgements_.begin_reading();
-    binding->channel->pull(ticket, sink, landed, [this, link, id](const Status&) {
+    binding->channel->pull(ticket, sink, landed, [this, held, id](const Status&) {
       acknowledgements_.end_reading();
       want_release(id);
     });

@@ -14,7 +14,6 @@
 #include "agent/call_trace.h"
 #include "agent/functions.h"
 #include "agent/handles.h"
-#include "agent/idempotent_call.h"
 #include "agent/message.h"
 #include "agent/options.h"
 #include "agent/peers.h"

@@ -67,7 +67,8 @@ Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Sessio
     : engine_(std::move(engine)),
       connections_(*this, std::move(peer), std::move(session)),
       reader_(*this),
-      channels_(*this),
+      channels_({*this, engine_->drivers, engine_->memory, engine_->counters, counters_,
+                 engine_->options.shared_memory}),
       calls_(*this),
       credits_(engine_->options.max_bytes_in_flight, engine_->clock),
       incoming_calls_({static_cast<std::size_t>(std::max(1, engine_->options.max_queued_calls)),
@@ -103,6 +104,8 @@ Link::~Link() {
 bool Link::run(UniqueFunction<void()> job, bool with_executor) {
   return engine_->pool->submit(std::move(job), with_executor);
 }
+
+bool Link::run_long(UniqueFunction<void()> job) { return engine_->pool->submit_long(std::move(job)); }
 
 bool Link::attach(Connected& connection) {
   const auto& hello = connection.hello;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "agent/agent_metrics.h"
+#include "agent/channel_link.h"
 #include "agent/channel_set.h"
 #include "agent/connections.h"
 #include "agent/credits.h"
@@ -54,7 +55,7 @@ inline constexpr std::size_t most_unread = std::size_t{64} << 20;
 /// ConnectionLost: there is no connected link to that peer.
 Status no_link_to(std::string_view peer);
 
-class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
+class Link final : public FrameSink, public ChannelLink, public std::enable_shared_from_this<Link> {
  public:
   /// Makes a link that is not connected. `session`: the session that this link continues; null: the link goes to the
   /// incarnation that answers. The last reference may be dropped on any thread. If that happens inside a channel's use
@@ -105,28 +106,29 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   bool ended_by_peer();
   /// Returns whether the peer has said that it leaves the job.
   [[nodiscard]] bool left_by_peer() const noexcept { return leaving_; }
-  [[nodiscard]] bool closed() const noexcept { return connections_.closed(); }
+  [[nodiscard]] bool closed() const noexcept override { return connections_.closed(); }
 
-  // --- for ChannelSet ----------------------------------------------------------------------------------------------
-  /// See Connections.
-  void send_control(Bytes frame, Descriptors descriptors) {
-    connections_.send_control(std::move(frame), std::move(descriptors));
-  }
-  void queue_control(Bytes frame, Descriptors descriptors) {
+  // --- ChannelLink ---------------------------------------------------------------------------------------------------
+  void queue_control(Bytes frame, Descriptors descriptors) override {
     connections_.queue_control(std::move(frame), std::move(descriptors));
   }
-  void write_controls() { connections_.write_controls(); }
-  void send_bulk(Bytes frame, FrameStream::Part part) { connections_.send_bulk(std::move(frame), std::move(part)); }
-  /// Continues to read the peer's bulk connection: a destination for bulk bytes has been registered.
-  void resume_bulk() { connections_.resume_bulk(); }
-  /// Returns whether the peer is connected by unix socket, so that descriptors can travel.
-  [[nodiscard]] bool local() const { return connections_.local(); }
+  void write_controls() override { connections_.write_controls(); }
+  void send_bulk(Bytes frame, FrameStream::Part part) override {
+    connections_.send_bulk(std::move(frame), std::move(part));
+  }
+  void resume_bulk() override { connections_.resume_bulk(); }
+  [[nodiscard]] std::size_t bulk_connections_in() const override { return connections_.bulk_connections_in(); }
+  [[nodiscard]] bool local() const override { return connections_.local(); }
+  void fail(const Status& why) override { close(why); }
+  bool run(UniqueFunction<void()> job) override { return run(std::move(job), false); }
+  bool run_long(UniqueFunction<void()> job) override;
+  std::shared_ptr<void> hold() override { return shared_from_this(); }
+
   /// Returns the transport of calls to the peer: "ring", "unix" or "tcp". If it is not "ring", sets `why_no_ring`.
   std::string transport(std::string& why_no_ring);
 
   // --- for the reactor -----------------------------------------------------------------------------------------------
-  /// Makes the reactor tick this link: something is under way.
-  void activate();
+  void activate() override;
   /// Runs on the reactor thread while the link is active. Flushes queued frames, sends acknowledgements, makes lazy
   /// completions prompt, and expires calls.
   Pace tick(Clock::time_point now);
@@ -145,7 +147,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
   /// Runs on a pool thread when a connection is readable.
   void on_readable(ConnectionRole role, const std::shared_ptr<FrameStream>& stream);
 
-  [[nodiscard]] const PeerInfo& peer() const noexcept { return connections_.peer(); }  // incarnation 0 until connected
+  [[nodiscard]] const PeerInfo& peer() const noexcept override { return connections_.peer(); }
   [[nodiscard]] std::uint64_t incarnation() const noexcept { return connections_.incarnation(); }
   [[nodiscard]] std::shared_ptr<Session> session() const { return connections_.session(); }
   /// See RawAgent::check_process.
@@ -170,8 +172,7 @@ class Link final : public FrameSink, public std::enable_shared_from_this<Link> {
                 bool flush, Descriptors descriptors = {});
   /// Returns whether the peer has accepted or declined the ring, or none can be offered.
   [[nodiscard]] bool ring_settled();
-  /// Returns Ok, or why the link has ended.
-  [[nodiscard]] Status status() const { return connections_.status(); }
+  [[nodiscard]] Status status() const override { return connections_.status(); }
 
   /// Describes the link for people; see RawAgent::link_state.
   [[nodiscard]] std::string state_text();

@@ -3,7 +3,6 @@
 #include <mutex>
 #include <utility>
 
-#include "agent/link.h"
 #include "agent/wire/frame.h"
 
 namespace tensorferry {

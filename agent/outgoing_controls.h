@@ -5,24 +5,23 @@
 
 #include <cstdint>
 
+#include "agent/channel_link.h"
 #include "base/mutex.h"
 #include "channels/channel.h"
 
 namespace tensorferry {
 
-class Link;
-
 class OutgoingControls final {
  public:
-  /// Belongs to `link`, which outlives it.
-  explicit OutgoingControls(Link& link) : link_(link) {}
+  /// `link` outlives it.
+  explicit OutgoingControls(ChannelLink& link) : link_(link) {}
 
   /// Sends a message about the channel with this code (ChannelBinding::code), and returns its id. `operation`: a
   /// ChannelBinding::Control.
   ControlId send(std::uint32_t code, std::uint8_t operation, ByteView bytes, Descriptors descriptors);
 
  private:
-  Link& link_;
+  ChannelLink& link_;
   Mutex mutex_;  // from the choice of an id until its message is queued
   ControlId sent_ = 0;
 };
