@@ -3,18 +3,16 @@
 #include <algorithm>
 #include <utility>
 
-#include "agent/link.h"
-
 namespace tensorferry {
 
-void ActiveLinks::add(std::weak_ptr<Link> link) {
+void ActiveLinks::add(std::weak_ptr<TickedLink> link) {
   const std::lock_guard lock(mutex_);
   links_.push_back(std::move(link));
 }
 
 Pace ActiveLinks::tick(Clock::time_point now) {
   auto pace = Pace::rest;
-  std::vector<std::weak_ptr<Link>> candidates, active;
+  std::vector<std::weak_ptr<TickedLink>> candidates, active;
   {
     const std::lock_guard lock(mutex_);
     candidates.swap(links_);

@@ -7,13 +7,24 @@
 #include <utility>
 
 #include "agent/bulk_reads.h"
-#include "agent/channel_bindings.h"
+#include "agent/channel_link.h"
 #include "agent/outgoing_controls.h"
 #include "agent/probes.h"
 #include "base/mutex.h"
+#include "channels/channel.h"
 #include "channels/completion.h"
+#include "channels/shared_state.h"
 
 namespace tensorferry {
+
+/// What the bindings of a link use, and the parts by which they reach the peer. They outlive the bindings.
+struct WireParts {
+  const ChannelSurroundings& around;
+  OutgoingControls& controls;
+  BulkReads& bulk_reads;
+  Probes& probes;
+  SharedState& shared;
+};
 
 /// The Wire part is thread-safe. read() works only on the thread that is inside ChannelSet::receive or discard.
 class ChannelBinding final : public Wire {

@@ -16,28 +16,13 @@
 #include <utility>
 #include <vector>
 
-#include "agent/channel_link.h"
+#include "agent/channel_binding.h"
 #include "agent/message.h"
 #include "agent/wire/frame.h"
 #include "base/mutex.h"
 #include "channels/channel.h"
 
 namespace tensorferry {
-
-class BulkReads;
-class ChannelBinding;
-class OutgoingControls;
-class Probes;
-class SharedState;
-
-/// What the bindings of a link use, and the parts by which they reach the peer. They outlive the bindings.
-struct WireParts {
-  const ChannelSurroundings& around;
-  OutgoingControls& controls;
-  BulkReads& bulk_reads;
-  Probes& probes;
-  SharedState& shared;
-};
 
 /// The channels of one pair of devices, in order of priority.
 struct ChannelOrder {

@@ -127,8 +127,8 @@ Status ChannelSet::offer(MessageBuilder& builder, const Buffer& buffer, Device d
   if (reasons.empty()) reasons = "\n  there is no channel of that name; explain() lists the channels";
   const std::string_view what =
       sharing == Sharing::shared ? "no channel shares memory without a copy, " : "no channel carries ";
-  return {Code::channel_unavailable, std::string(what) + text_of(buffer.device) + " -> " + around_.link.peer().name + " " +
-                                         text_of(destination) +
+  return {Code::channel_unavailable, std::string(what) + text_of(buffer.device) + " -> " + around_.link.peer().name +
+                                         " " + text_of(destination) +
                                          (require.empty() ? "" : " with require=\"" + require + "\"") + ":" + reasons};
 }
 
@@ -330,7 +330,7 @@ void ChannelSet::receive(FrameStream* stream, const wire::Frame& frame, const st
           message->arrived(status, {});
           // The tickets in it are lost with it. So they can end only with the link.
           around_.link.fail({Code::connection_lost,
-                       formatted("the rest of a message could not be received: {}", std::string(status.what()))});
+                             formatted("the rest of a message could not be received: {}", std::string(status.what()))});
         },
         true);
     ChannelBinding::reading = nullptr;

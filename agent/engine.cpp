@@ -39,7 +39,7 @@ wire::Hello Engine::hello(wire::Hello::Purpose purpose, std::uint64_t connection
   return hello;
 }
 
-void Engine::activate(std::weak_ptr<Link> link) {
+void Engine::activate(std::weak_ptr<TickedLink> link) {
   active_links.add(std::move(link));
   reactor->kick();
 }

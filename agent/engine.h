@@ -61,7 +61,7 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   /// Returns this agent's hello. `connection` and `expected`: see wire::Hello.
   wire::Hello hello(wire::Hello::Purpose purpose, std::uint64_t connection, std::uint64_t expected) const;
   /// Makes tick() tick this link, from now until it has nothing under way.
-  void activate(std::weak_ptr<Link> link);
+  void activate(std::weak_ptr<TickedLink> link);
   /// Runs on the reactor thread while something is under way. Ticks the active links alone.
   Pace tick();
   /// Runs on the reactor thread every half heartbeat, but at least once a second, also when the agent is idle.

@@ -66,9 +66,9 @@ Status no_link_to(std::string_view peer) {
 Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session)
     : engine_(std::move(engine)),
       connections_(*this, std::move(peer), std::move(session)),
-      reader_(*this),
-      channels_({*this, engine_->drivers, engine_->memory, engine_->counters, counters_,
-                 engine_->options.shared_memory}),
+      reader_(*this, *engine_->pool, engine_->clock),
+      channels_(
+          {*this, engine_->drivers, engine_->memory, engine_->counters, counters_, engine_->options.shared_memory}),
       calls_(*this),
       credits_(engine_->options.max_bytes_in_flight, engine_->clock),
       incoming_calls_({static_cast<std::size_t>(std::max(1, engine_->options.max_queued_calls)),

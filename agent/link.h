@@ -55,7 +55,11 @@ inline constexpr std::size_t most_unread = std::size_t{64} << 20;
 /// ConnectionLost: there is no connected link to that peer.
 Status no_link_to(std::string_view peer);
 
-class Link final : public FrameSink, public ChannelLink, public std::enable_shared_from_this<Link> {
+class Link final : public FrameSink,
+                   public ChannelLink,
+                   public ReadLink,
+                   public TickedLink,
+                   public std::enable_shared_from_this<Link> {
  public:
   /// Makes a link that is not connected. `session`: the session that this link continues; null: the link goes to the
   /// incarnation that answers. The last reference may be dropped on any thread. If that happens inside a channel's use
@@ -97,7 +101,7 @@ class Link final : public FrameSink, public ChannelLink, public std::enable_shar
   void close(const Status& status, Loss loss = Loss::connection);
   /// Ends the link because the peer has closed a connection or its ring. Waits a moment for the end of the peer's
   /// process on this host, which is the reason then. Not for the reactor thread.
-  void close_after_peer(const Status& status);
+  void close_after_peer(const Status& status) override;
   /// Handles a failed attempt to dial a peer of which no incarnation is known: Connections::fail_impatient(). True: no
   /// call waits, and the link has been closed.
   bool unreachable(const Status& why, bool may_answer);
@@ -124,6 +128,14 @@ class Link final : public FrameSink, public ChannelLink, public std::enable_shar
   bool run_long(UniqueFunction<void()> job) override;
   std::shared_ptr<void> hold() override { return shared_from_this(); }
 
+  // --- ReadLink ------------------------------------------------------------------------------------------------------
+  [[nodiscard]] std::shared_ptr<FrameStream> stream() const override { return connections_.calls(); }
+  FrameSink& sink() override { return *this; }
+  void expire(Call::State& call) override { calls_.expire(call.shared_from_this()); }
+  void progress_until_done(const Call::State& call) override {
+    channels_.progress_until([&] { return call.done(); });
+  }
+
   /// Returns the transport of calls to the peer: "ring", "unix" or "tcp". If it is not "ring", sets `why_no_ring`.
   std::string transport(std::string& why_no_ring);
 
@@ -131,9 +143,8 @@ class Link final : public FrameSink, public ChannelLink, public std::enable_shar
   void activate() override;
   /// Runs on the reactor thread while the link is active. Flushes queued frames, sends acknowledgements, makes lazy
   /// completions prompt, and expires calls.
-  Pace tick(Clock::time_point now);
-  /// Marks the link as active after a tick. False: another thread has activated it since.
-  bool stay_active() noexcept { return !active_.exchange(true, std::memory_order_seq_cst); }
+  Pace tick(Clock::time_point now) override;
+  bool stay_active() noexcept override { return !active_.exchange(true, std::memory_order_seq_cst); }
   /// Runs on the reactor thread at least once a second. Sends heartbeats to a peer on another host, and closes the
   /// link after three silent intervals. False: the link has ended.
   bool keep_alive(Clock::time_point now);

@@ -22,16 +22,11 @@
 #include "agent/reactor.h"
 #include "agent/ring_calls.h"
 #include "agent/transport/frame_stream.h"
+#include "agent/unsent_messages.h"
 #include "agent/wire/frame.h"
 #include "base/mutex.h"
 
 namespace tensorferry {
-
-/// A call whose request has not been sent.
-struct UnsentCall {
-  std::shared_ptr<Call::State> call;
-  Message message;
-};
 
 class OutgoingCalls final {
  public:

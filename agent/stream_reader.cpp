@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "agent/link.h"
+#include "agent/pool.h"
 #include "base/text.h"
 
 namespace tensorferry {
 
 void StreamReader::watch(const std::shared_ptr<FrameStream>& stream, std::shared_ptr<Readable> readable) {
   const std::lock_guard lock(mutex_);
-  link_.engine().pool->add(stream->fd(), std::move(readable), Pool::Watch::always);
+  pool_.add(stream->fd(), std::move(readable), Pool::Watch::always);
   armed_ = true;
   if (stream->being_read()) disarm(*stream);
 }
@@ -26,7 +26,7 @@ bool StreamReader::take(FrameStream& stream) {
 
 /// Makes the pool watch the stream no longer: a thread reads it. Under mutex_.
 void StreamReader::disarm(const FrameStream& stream) {
-  if (std::exchange(armed_, false)) link_.engine().pool->disarm(stream.fd());
+  if (std::exchange(armed_, false)) pool_.disarm(stream.fd());
 }
 
 /// Gives up the right to read, and hands it to a thread that waits, or to the pool.
@@ -47,18 +47,18 @@ void StreamReader::release(FrameStream& stream) {
 
 /// Makes the pool watch the stream: no thread reads. Under mutex_.
 void StreamReader::arm(const FrameStream& stream) {
-  if (!stream.closed() && !std::exchange(armed_, true)) link_.engine().pool->arm(stream.fd());
+  if (!stream.closed() && !std::exchange(armed_, true)) pool_.arm(stream.fd());
 }
 
 /// Returns whether the peer has sent nothing but answers for a second.
 bool StreamReader::peer_only_answers() const {
   const auto spoke = Clock::time_point(Clock::duration(spoke_.load(std::memory_order_relaxed)));
-  return link_.engine().clock.now() - spoke > std::chrono::seconds(1);
+  return clock_.now() - spoke > std::chrono::seconds(1);
 }
 
 void StreamReader::tick() {
   if (!due_.exchange(false)) return;
-  const auto stream = link_.connections().calls();
+  const auto stream = link_.stream();
   const std::lock_guard lock(mutex_);
   if (stream && !stream->being_read()) arm(*stream);
 }
@@ -69,8 +69,7 @@ bool StreamReader::wait(Call::State& call, std::optional<Clock::time_point> unti
   bool slept = false;
   const bool done = read_or_sleep(call, until, interrupted, slept);
   // release() may have woken this thread to read for the others at the moment it left.
-  if (const auto stream = slept ? link_.connections().calls() : nullptr; stream && stream->begin_read())
-    release(*stream);
+  if (const auto stream = slept ? link_.stream() : nullptr; stream && stream->begin_read()) release(*stream);
   return done;
 }
 
@@ -79,9 +78,9 @@ bool StreamReader::read_or_sleep(Call::State& call, std::optional<Clock::time_po
                                  const std::function<bool()>& interrupted, bool& slept) {
   bool stopped = false;
   while (!call.done()) {
-    const auto now = link_.engine().clock.now();
+    const auto now = clock_.now();
     if (until && now >= *until) return false;
-    if (call.deadline && now >= *call.deadline) link_.calls().expire(call.shared_from_this());
+    if (call.deadline && now >= *call.deadline) link_.expire(call);
     // A call whose reply is landing in the caller's own memory has no deadline: the reply has come, and after
     // a time-out the channels would still write to that memory.
     const bool bound = call.deadline && !call.lands_at_callers();
@@ -90,7 +89,7 @@ bool StreamReader::read_or_sleep(Call::State& call, std::optional<Clock::time_po
     if (call.done()) break;
 
     call.prepare_to_sleep();
-    const auto stream = link_.connections().calls();
+    const auto stream = link_.stream();
     bool reader = false;
     {
       const std::lock_guard lock(mutex_);
@@ -120,15 +119,15 @@ void StreamReader::read_until_done(Call::State& call, const std::shared_ptr<Fram
                                    bool& stopped) {
   const Nudge::Sleeper nudged(nudge_);
   while (!call.done() && !stream->closed()) {
-    if (call.landing) link_.channels().progress_until([&] { return call.done(); });
+    if (call.landing) link_.progress_until_done(call);
     if (call.done()) return;
     pollfd sources[2] = {{stream->fd(), POLLIN, 0}, {nudged.fd(), POLLIN, 0}};
     auto limit = until;
     if (nudged.fd() < 0) {  // nothing can wake this thread when its call ends
-      const auto soon = link_.engine().clock.now() + Milliseconds(10);
+      const auto soon = clock_.now() + Milliseconds(10);
       limit = until ? std::min(*until, soon) : soon;
     }
-    const int ready = link_.engine().clock.poll(sources, limit);
+    const int ready = clock_.poll(sources, limit);
     if (ready == 0) return;
     if (ready < 0) {
       stopped = interrupted && interrupted();
@@ -136,7 +135,7 @@ void StreamReader::read_until_done(Call::State& call, const std::shared_ptr<Fram
       continue;
     }
     if (sources[1].revents != 0) nudged.drain();
-    if (sources[0].revents != 0 && stream->read_some(link_) == FrameStream::Progress::closed)
+    if (sources[0].revents != 0 && stream->read_some(link_.sink()) == FrameStream::Progress::closed)
       link_.close_after_peer(stream->status());
   }
 }
@@ -149,8 +148,8 @@ void StreamReader::on_readable(const std::shared_ptr<FrameStream>& stream) {
   }
   auto progress = FrameStream::Progress::some;
   for (int reads = 0; progress == FrameStream::Progress::some && reads < most_reads; ++reads) {
-    progress = stream->read_some(link_);
-    if (!link_.engine().pool->caught_up()) break;  // this thread may have to run what it has read
+    progress = stream->read_some(link_.sink());
+    if (!pool_.caught_up()) break;  // this thread may have to run what it has read
   }
   if (progress == FrameStream::Progress::closed) link_.close_after_peer(stream->status());
   release(*stream);

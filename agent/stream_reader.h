@@ -24,15 +24,37 @@
 #include "agent/readable_set.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/transport/nudge.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 
 namespace tensorferry {
 
-class Link;
+class Pool;
+
+/// A link, as the reader of its connection sees it. Threads: any.
+class ReadLink {
+ public:
+  /// Returns the connection for calls; null until it has been made.
+  [[nodiscard]] virtual std::shared_ptr<FrameStream> stream() const = 0;
+  /// Returns what takes the frames that are read.
+  virtual FrameSink& sink() = 0;
+  /// Ends the link, because the peer has closed the connection.
+  virtual void close_after_peer(const Status& status) = 0;
+  /// Ends a call whose deadline has passed.
+  virtual void expire(Call::State& call) = 0;
+  /// Helps the channels along until a call is done whose reply is landing, or there is nothing to help with.
+  virtual void progress_until_done(const Call::State& call) = 0;
+  /// Makes the reactor tick the link.
+  virtual void activate() = 0;
+
+ protected:
+  ~ReadLink() = default;
+};
 
 class StreamReader final {
  public:
-  explicit StreamReader(Link& link) : link_(link) {}
+  /// All of them outlive the reader. `pool` watches the connection when no thread waits; `clock` is the agent's.
+  StreamReader(ReadLink& link, Pool& pool, const Clock& clock) : link_(link), pool_(pool), clock_(clock) {}
 
   /// Has the pool watch the stream, whose `readable` calls on_readable(). Threads may wait already.
   void watch(const std::shared_ptr<FrameStream>& stream, std::shared_ptr<Readable> readable);
@@ -79,7 +101,9 @@ class StreamReader final {
   void disarm(const FrameStream& stream);
   [[nodiscard]] bool peer_only_answers() const;
 
-  Link& link_;
+  ReadLink& link_;
+  Pool& pool_;
+  const Clock& clock_;
   std::atomic<Clock::rep> spoke_{0};    // when the peer sent a frame that is not an answer
   std::atomic<bool> due_{false};        // the tick has the pool watch
   Mutex mutex_;                         // guards the choice of the reader, and the next two

@@ -9,10 +9,16 @@
 #include <deque>
 #include <utility>
 
-#include "agent/outgoing_calls.h"
+#include "agent/call_state.h"
 #include "agent/transport/frame_stream.h"
 
 namespace tensorferry {
+
+/// A call whose request has not been sent.
+struct UnsentCall {
+  std::shared_ptr<Call::State> call;
+  Message message;
+};
 
 struct UnsentMessages {
   std::deque<UnsentCall> calls;

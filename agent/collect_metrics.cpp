@@ -1,8 +1,7 @@
-#include "agent/agent_metrics.h"
-
 #include <algorithm>
 #include <utility>
 
+#include "agent/agent_metrics.h"
 #include "agent/call_state.h"
 #include "agent/engine.h"
 #include "agent/link.h"
