@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "agent/address.h"
+#include "agent/auth.h"
 #include "agent/connect.h"
 #include "agent/handshake_io.h"
 #include "agent/link.h"

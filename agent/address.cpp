@@ -21,7 +21,7 @@
 #include <ctime>
 #include <memory>
 
-#include "agent/auth.h"
+#include "agent/cluster_key.h"
 #include "base/environment.h"
 #include "base/text.h"
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "agent/address.h"
+#include "agent/auth.h"
 #include "agent/handshake_io.h"
 #include "agent/transport/network.h"
 #include "agent/transport/socket_port.h"

@@ -4,7 +4,7 @@
 #include <new>
 #include <utility>
 
-#include "agent/auth.h"
+#include "agent/cluster_key.h"
 #include "agent/link.h"
 #include "agent/thrown_replies.h"
 #include "base/foreign_code.h"

@@ -34,7 +34,7 @@
 #include <string_view>
 #include <vector>
 
-#include "agent/auth.h"
+#include "agent/cluster_key.h"
 #include "agent/rendezvous/record.h"
 #include "agent/rendezvous/roster.h"
 #include "agent/rendezvous/store.h"

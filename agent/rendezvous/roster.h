@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "agent/auth.h"
+#include "agent/cluster_key.h"
 #include "agent/rendezvous/record.h"
 #include "base/record.h"
 #include "base/status.h"

@@ -14,7 +14,7 @@
 #include <span>
 #include <string_view>
 
-#include "agent/auth.h"
+#include "agent/cluster_key.h"
 
 namespace tensorferry {
 
