@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "agent/message.h"
+#include "base/clock.h"
 
 namespace tensorferry {
 

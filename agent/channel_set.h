@@ -23,6 +23,7 @@
 #include "agent/offered_buffers.h"
 #include "agent/outgoing_controls.h"
 #include "agent/probes.h"
+#include "agent/reports.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/wire/frame.h"
 #include "base/mutex.h"

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "channels/buffer.h"
+#include "channels/channel.h"
 
 namespace tensorferry {
 

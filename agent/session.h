@@ -17,6 +17,7 @@
 
 #include "agent/message.h"
 #include "agent/rendezvous/record.h"
+#include "base/clock.h"
 #include "base/file_descriptor.h"
 #include "base/mutex.h"
 
