@@ -40,8 +40,7 @@ struct IbvOptions {
 ///    registered in the background meanwhile. The source is released inside `offer`.
 /// 3. Other memory is registered for the time of the offer.
 /// 4. If it cannot be registered (`ulimit -l`, TENSORFERRY_RDMA_PINNED), a copy as in 2, if it fits. Otherwise the
-/// channel
-///    refuses the buffer and says why.
+///    channel refuses the buffer and says why.
 ///
 /// Destinations: blocks of the receive pool stay registered. Other memory is registered for the time of the pull, or
 /// the bytes go through staging memory piece by piece.
