@@ -113,11 +113,6 @@ inline constexpr Variable rdma_stripe{
     "TENSORFERRY_RDMA_STRIPE", "1M",
     "The size above which a buffer is split over several RDMA ports, for example `4M`."};
 
-inline constexpr Variable rdma_write{"TENSORFERRY_RDMA_WRITE", "32K",
-                                     "The size up to which a buffer is written into the peer's memory by RDMA, instead "
-                                     "of being read by the peer, at most "
-                                     "`1M`. `0`: this process writes nothing, and lets no peer write."};
-
 inline constexpr Variable rdma_queue_depth{"TENSORFERRY_RDMA_QUEUE_DEPTH", "256",
                                            "The number of work requests that one RDMA queue pair holds, 1 to 32768."};
 

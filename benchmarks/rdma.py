@@ -23,7 +23,6 @@ from benchmarks.results import Run, describe_machine
 from benchmarks.units import MICROSECONDS, Unit, gigabytes_sent
 
 OURS, BASIC, READ, WRITE = "tensorferry by ibv", "tensorferry by basic", "ib_read_bw", "ib_write_bw"
-WRITTEN, FETCHED = "tensorferry by ibv, written", "tensorferry by ibv, read"
 SECONDS = 1.0
 KILO, MEGA = 1 << 10, 1 << 20
 SMALLEST = 16 * KILO  # smaller tensors go by basic, which is faster then
@@ -102,17 +101,12 @@ class Row:
     targets: dict[str, float]
 
 
-def ours(channels: str, kind: str, size: int, callers: int, write: str | None = None) -> Measure:
-    """`write`: up to this size tensors are written (TENSORFERRY_RDMA_WRITE), and then smaller ones go by ibv too."""
-
+def ours(channels: str, kind: str, size: int, callers: int) -> Measure:
     def measure(lab: Lab) -> list[float]:
         options = {"kind": kind, "bytes": str(size), "callers": str(callers), "cards": ",".join(lab.cards)}
-        if channels != "basic" and (kind == "tensors" or size >= SMALLEST or write is not None):
+        if channels != "basic" and (kind == "tensors" or size >= SMALLEST):
             options["require"] = "ibv"
-        environment = {} if write is None else {"TENSORFERRY_RDMA_WRITE": write}
-        return lab.programs.run(
-            "cpp_transfer", HERE, SECONDS, environment, transport="tcp", channels=channels, **options
-        )
+        return lab.programs.run("cpp_transfer", HERE, SECONDS, transport="tcp", channels=channels, **options)
 
     return measure
 
@@ -175,22 +169,6 @@ def _beside_basic(name: str, title: str, kind: str, size: int) -> Row:
     return Row(name, title, MICROSECONDS, contestants, {})
 
 
-def _written_or_read(size: int, text: str, at_once: int) -> Row:
-    """Shows up to which size writing pays, and from which size ibv does."""
-    beside = "" if at_once == 1 else f", {at_once} at once"
-    return Row(
-        f"write-or-read-{_slug(text)}{'' if at_once == 1 else f'-x{at_once}'}",
-        f"call with one {text} tensor{beside}: written or read",
-        MICROSECONDS,
-        {
-            WRITTEN: ours("ibv,basic", "tensor", size, at_once, "1M"),
-            FETCHED: ours("ibv,basic", "tensor", size, at_once, "0"),
-            BASIC: ours("basic", "tensor", size, at_once),
-        },
-        {},
-    )
-
-
 ROWS = [
     _one_way(4 * KILO, "4 KB"),
     _one_way(64 * KILO, "64 KB"),
@@ -203,14 +181,6 @@ ROWS = [
     _beside_basic("empty", "empty call by TCP", "empty", 0),
     _beside_basic("one-4kb", "call with one 4 KB tensor", "tensor", 4 * KILO),
     _beside_basic("one-1mb", "call with one 1 MB tensor", "tensor", MEGA),
-    _written_or_read(8 * KILO, "8 KB", 1),  # those up to 4 KB go in the message
-    _written_or_read(16 * KILO, "16 KB", 1),
-    _written_or_read(32 * KILO, "32 KB", 1),
-    _written_or_read(64 * KILO, "64 KB", 1),
-    _written_or_read(256 * KILO, "256 KB", 1),
-    _written_or_read(MEGA, "1 MB", 1),
-    _written_or_read(16 * KILO, "16 KB", 16),
-    _written_or_read(64 * KILO, "64 KB", 16),
 ]
 
 

@@ -76,7 +76,7 @@ else
   run "hostile peers" cpp channels/ibv_hostile_test
   run "Python" pythons tests/python/test_rdma.py tests/python/test_rdma_peers.py
   run "the channel" cpp channels/ibv_test 'Ibv.*'
-  for kind in '' Registered Staged Shallow Written; do
+  for kind in '' Registered Staged Shallow; do
     run "conformance: Ibv${kind}Fixture" cpp channels/ibv_test "Ibv${kind}Fixture*-$too_slow"
   done
   run "conformance, both cards" with_both_cards cpp channels/ibv_test 'Ibv.*:IbvFixture*CarriesEverySize*'

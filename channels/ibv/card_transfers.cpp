@@ -184,8 +184,7 @@ Result<Bytes> CardTransfers::expose(const Buffer& memory, ExposedRights rights,
     fresh->registration = *made;
     exposed = std::move(fresh);
   }
-  KeyedMemory out{
-      reinterpret_cast<std::uintptr_t>(memory.data), memory.bytes, rights.write && local->options.write_bytes > 0, {}};
+  KeyedMemory out{reinterpret_cast<std::uintptr_t>(memory.data), memory.bytes, rights.write, {}};
   for (const auto port : *ports) {
     out.keys.push_back({static_cast<std::uint8_t>(port), (*made)->keys(local->ports[port].card).remote});
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -33,7 +32,6 @@ namespace {
 using ibv::CardFetch;
 using ibv::IbvTicket;
 using ibv::KeyedSource;
-using ibv::WrittenBuffer;
 using rdma::Access;
 using rdma::LocalCards;
 using rdma::PeerConnection;
@@ -131,7 +129,6 @@ class IbvChannel final : public Channel {
       return Refusal{formatted("below {} bytes other channels are faster", parts_.options.least_bytes), true};
 
     const Buffer* const part = &buffer;
-    if (auto written = offer_written(std::span(&part, 1), buffer.bytes, released)) return std::move(*written);
     auto choice = choose(*ports, buffer.bytes);
     auto& registrations = *choice.local->registrations;
     if (auto kept = registrations.find(buffer.data, buffer.bytes, Access::offered, choice.cards))
@@ -163,7 +160,6 @@ class IbvChannel final : public Channel {
     const auto bytes = Bundle::bytes(parts);
     if (bytes < parts_.options.least_bytes && !message.last_resort())
       return Refusal{formatted("below {} bytes other channels are faster", parts_.options.least_bytes), true};
-    if (auto written = offer_written(parts, bytes, released)) return std::move(*written);
     return offer_copy(parts, bytes, choose(*ports, bytes), message, released);
   }
 
@@ -180,8 +176,6 @@ class IbvChannel final : public Channel {
     auto memory = reserve(sink, ticket.bytes, {}, end_->peer);
     if (!memory.ok()) return finish(memory.status());
     if (is_empty) return finish({});
-    if (const auto* written = std::get_if<WrittenBuffer>(&*opaque))
-      return take(*written, std::move(*memory), std::move(landed), std::move(consumed));
 
     const auto lanes = end_->connection->lanes();
     const auto local = end_->connection->cards();
@@ -195,9 +189,8 @@ class IbvChannel final : public Channel {
 
   void withdraw(const Ticket& ticket) override {
     const auto opaque = decode<IbvTicket>(ticket.opaque);
-    if (!opaque) return;
-    if (const auto* source = std::get_if<KeyedSource>(&*opaque)) end_->offers->end(source->offer);
-    if (const auto* written = std::get_if<WrittenBuffer>(&*opaque)) end_->offers->end(written->offer);
+    const auto* source = opaque ? std::get_if<KeyedSource>(&*opaque) : nullptr;
+    if (source != nullptr) end_->offers->end(source->offer);
   }
 
   void progress() override {
@@ -277,60 +270,22 @@ class IbvChannel final : public Channel {
     return ticket_of(buffer.bytes, std::move(source));
   }
 
-  /// Lays the parts out in a piece of staging memory, each by `copy(to, part)`.
-  template <class Copy>
-  static void fill(const rdma::StagingArea::Piece& piece, std::span<const Buffer* const> parts, const Copy& copy) {
-    std::uint64_t end = 0;
-    for (const auto* part : parts) {
-      const auto at = Bundle::next_part(end);
-      copy(piece.data + at, *part);
-      end = at + part->bytes;
-    }
-  }
-
-  /// Writes a copy of a small buffer into the peer's inbox, and completes `released`. If there is no credit, the peer
-  /// reads the copy. nullopt: neither; `released` is as it was.
-  std::optional<Offer> offer_written(std::span<const Buffer* const> parts, std::size_t bytes, Completion& released) {
-    const auto lanes = end_->connection->lanes();
-    const auto local = end_->connection->cards();
-    if (lanes == nullptr || bytes > local->options.write_bytes) return std::nullopt;
-    const auto& lane = (*lanes)[turn_.fetch_add(1, std::memory_order_relaxed) % lanes->size()];
-    if (lane.outbox == nullptr) return std::nullopt;
-    const auto card = local->ports[lane.my_port].card;
-    auto piece = local->staging->take(bytes, {card});
-    if (!piece.ok()) return std::nullopt;
-    fill(*piece, parts, [](std::byte* to, const Buffer& part) {
-      if (part.bytes != 0) std::memcpy(to, part.data, part.bytes);
-    });
-    auto written = lane.outbox->write(piece->data, piece->registration->keys(card).local, bytes, piece->owner);
-    if (!written) return offer_piece(*piece, bytes, {local, {lane.my_port}, {card}}, released);
-    // The copy stays until the peer has the bytes: if the queue pair fails, the peer asks for it (Resends).
-    const auto number = end_->offers->add({Device{}, piece->data, bytes, nullptr, piece->owner},
-                                          [credit = std::move(written->credit)](const Status&) {});
-    if (!number) return Refusal{formatted("the link to {} has ended", end_->peer)};
-    complete(std::move(released), {});
-    return ticket_of(bytes, WrittenBuffer{*number, lane.attempt, static_cast<std::uint8_t>(lane.their_port),
-                                          written->number, written->offset});
-  }
-
   /// Offers a copy in the staging memory, and completes `released`. On a refusal it leaves `released` alone.
   Offer offer_copy(std::span<const Buffer* const> parts, std::size_t bytes, const Choice& choice, Outgoing& message,
                    Completion& released) {
     auto piece = choice.local->staging->take(bytes, choice.cards);
     if (!piece.ok()) return Refusal{std::string(piece.status().what()), true};
-    fill(*piece, parts, [&](std::byte* to, const Buffer& part) {
-      if (!message.copy_later(parts_.copier, to, ByteView(part.data, part.bytes), piece->owner))
-        parts_.copier.copy(to, part.data, part.bytes);
-    });
-    return offer_piece(*piece, bytes, choice, released);
-  }
-
-  Offer offer_piece(const rdma::StagingArea::Piece& piece, std::size_t bytes, const Choice& choice,
-                    Completion& released) {
-    const auto number = end_->offers->add({Device{}, piece.data, bytes, nullptr, piece.owner}, {});
+    std::uint64_t end = 0;
+    for (const auto* part : parts) {
+      const auto at = Bundle::next_part(end);
+      if (!message.copy_later(parts_.copier, piece->data + at, ByteView(part->data, part->bytes), piece->owner))
+        parts_.copier.copy(piece->data + at, part->data, part->bytes);
+      end = at + part->bytes;
+    }
+    const auto number = end_->offers->add({Device{}, piece->data, bytes, nullptr, piece->owner}, {});
     if (!number) return Refusal{formatted("the link to {} has ended", end_->peer)};
     complete(std::move(released), {});
-    auto source = source_of(piece.data, *piece.registration, choice);
+    auto source = source_of(piece->data, *piece->registration, choice);
     source.offer = *number;
     return ticket_of(bytes, std::move(source));
   }
@@ -340,29 +295,6 @@ class IbvChannel final : public Channel {
     parts_.cards.registering().submit([buffer, choice] {
       (void)choice.local->registrations->make(buffer.data, buffer.bytes, Access::offered, choice.cards);
     });
-  }
-
-  /// Copies a buffer out of the inbox, when it is there.
-  void take(const WrittenBuffer& written, Buffer memory, Completion landed, Completion consumed) {
-    const auto pair = end_->connection->pair_of(written.attempt, written.port);
-    const auto inbox = pair != nullptr ? pair->inbox() : nullptr;
-    if (inbox == nullptr)
-      return end_->ask_again(written.offer, {Code::channel_unavailable, "the queue pair that it came by has failed"},
-                             std::move(memory), std::move(landed), std::move(consumed));
-    if (written.offset > inbox->bytes() || memory.bytes > inbox->bytes() - written.offset) {
-      memory = {};
-      return complete(std::move(landed), std::move(consumed),
-                      {Code::protocol_error, formatted("{} names bytes outside of its inbox", end_->peer)});
-    }
-    pair->take(written.number, written.offset,
-               [end = end_, offer = written.offer, memory = std::move(memory), landed = std::move(landed),
-                consumed = std::move(consumed)](const Status& status, const std::byte* bytes) mutable {
-                 if (!status.ok())
-                   return end->ask_again(offer, status, std::move(memory), std::move(landed), std::move(consumed));
-                 if (memory.bytes != 0) std::memcpy(memory.data, bytes, memory.bytes);
-                 memory = {};
-                 complete(std::move(landed), std::move(consumed), {});
-               });
   }
 
   void read(LocalCards& local, std::vector<CardFetch::Way> ways, const KeyedSource& source, Buffer memory,

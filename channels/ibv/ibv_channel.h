@@ -34,33 +34,21 @@ struct IbvOptions {
 /// Probe: the two ends connect queue pairs by control messages, and each reads a word that it has asked the peer to
 /// write (rdma::PeerConnection). So ports that only look as if they reached each other fail the probe.
 ///
-/// Small buffers (rdma::Options::write_bytes) are copied and written into the peer's inbox (rdma::Outbox), while there
-/// is credit; `released` runs inside `offer`. The bytes travel beside the ticket, so they are usually there when it
-/// comes, and the pull copies them out inside the call. A read begins when the ticket has come, and ends on another
-/// thread: it costs a round trip and a wake-up on the way of the call. The write costs a copy at the receiver and a
-/// part of the inbox until the acknowledgement. So the bound is where that copy takes as long as a round trip;
-/// benchmarks/rdma.py measures it ("write-or-read").
-///
-/// Sources of the others, in this order:
+/// Sources, in this order:
 /// 1. Memory that stays registered: regions, and memory that the program registered ahead (rdma::Registrations).
 /// 2. A copy in the driver's staging memory: small buffers, bundles, and the first use of memory of kind 1, which is
 ///    registered in the background meanwhile. The source is released inside `offer`.
 /// 3. Other memory is registered for the time of the offer.
 /// 4. If it cannot be registered (`ulimit -l`, TENSORFERRY_RDMA_PINNED), a copy as in 2, if it fits. Otherwise the
-/// channel
-///    refuses the buffer and says why.
+///    channel refuses the buffer and says why.
 ///
-/// Destinations of reads: blocks of the receive pool stay registered. Other memory is registered for the time of the
-/// pull, or the bytes go through staging memory piece by piece.
+/// Destinations: blocks of the receive pool stay registered. Other memory is registered for the time of the pull, or
+/// the bytes go through staging memory piece by piece.
 ///
 /// Failure: if a queue pair fails under a buffer (the port went down, the card of the peer does not answer, a key is
 /// not valid any more), the receiver asks for the buffer as the link's bulk data (Resends). The sender keeps the
 /// source, or its copy of it, until the acknowledgement. The queue pairs of other ports carry on. If there are none,
 /// the pair is not usable (Wire::ready) until a queue pair is connected again.
-///
-/// Hostile peers: a ticket that names bytes outside of the inbox is a ProtocolError. A ticket for a write that never
-/// comes waits until the queue pair fails or the link ends. A peer that writes where a buffer of its own still lies
-/// changes that buffer. See rdma::Inbox and rdma::QueuePair for writes and immediates that no ticket names.
 ///
 /// Release: `released` runs when the receiver has acknowledged, or on withdraw or close, after the memory was
 /// deregistered if the registration was for this offer alone. close() first stops the queue pairs, so that the peer

@@ -26,31 +26,18 @@ struct KeyedSource {
   static constexpr std::tuple fields{varint(&KeyedSource::offer), &KeyedSource::address,
                                      at_most(&KeyedSource::keys, rdma::most_ports)};
 };
-/// A buffer that the sender writes into the inbox of one of the receiver's queue pairs.
-struct WrittenBuffer {
-  static constexpr std::uint8_t tag = 2;
-  std::uint64_t offer = 0;
-  std::uint32_t attempt = 0;  // in which the queue pair was made
-  std::uint8_t port = 0;      // the receiver's index
-  std::uint64_t number = 0;   // of the write
-  std::uint64_t offset = 0;   // in the inbox
-  static constexpr std::tuple fields{varint(&WrittenBuffer::offer), &WrittenBuffer::attempt, &WrittenBuffer::port,
-                                     varint(&WrittenBuffer::number), varint(&WrittenBuffer::offset)};
-  [[nodiscard]] bool valid() const { return port < rdma::most_ports; }
-};
-
 /// Memory of the sender that the receiver reaches by one-sided transfers. Travels in messages of the layers above.
 struct KeyedMemory {
   static constexpr std::uint8_t tag = 1;
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
-  bool write = false;  // the sender's queue pairs let peers write
+  bool write = false;  // the receiver may write it
   std::vector<rdma::PortKey> keys;
   static constexpr std::tuple fields{&KeyedMemory::address, &KeyedMemory::bytes, &KeyedMemory::write,
                                      at_most(&KeyedMemory::keys, rdma::most_ports)};
 };
 
 /// A ticket.
-using IbvTicket = std::variant<EmptyBuffer, KeyedSource, WrittenBuffer>;
+using IbvTicket = std::variant<EmptyBuffer, KeyedSource>;
 
 }  // namespace tensorferry::ibv

@@ -166,7 +166,7 @@ void CompletionThread::on_completions(OpenCard& card) {
       found = pairs_.find(context);
     }
     if (found == pairs_.end()) continue;
-    found->second->announced(queue);  // first: a completion that comes during the poll is announced
+    found->second->announced();  // first: a completion that comes during the poll is announced
     busy_.push_back(found->second.get());
   }
 }

@@ -68,30 +68,15 @@ struct PortKey {
   [[nodiscard]] bool valid() const { return port < most_ports; }
 };
 
-/// Memory of the sender that the receiver writes small buffers into, by the queue pair that it connected with this
-/// port.
-struct OfferedInbox {
-  std::uint8_t port = 0;  // the sender's index
-  std::uint64_t address = 0;
-  std::uint32_t key = 0;
-  std::uint32_t bytes = 0;
-  std::uint16_t receives = 0;  // receive requests that are posted: so many writes may be open
-  static constexpr std::tuple fields{&OfferedInbox::port, &OfferedInbox::address, &OfferedInbox::key,
-                                     &OfferedInbox::bytes, &OfferedInbox::receives};
-  [[nodiscard]] bool valid() const { return port < most_ports; }
-};
-
 /// Says that the sender's queue pairs of this attempt are connected, and that the complement of the receiver's
-/// challenge can be read at `address`. A port without an inbox takes no writes.
+/// challenge can be read at `address`.
 struct PortsConnected {
   static constexpr std::uint8_t tag = 2;
   std::uint32_t attempt = 0;
   std::uint64_t address = 0;
   std::vector<PortKey> keys;
-  std::vector<OfferedInbox> inboxes = {};
   static constexpr std::tuple fields{&PortsConnected::attempt, &PortsConnected::address,
-                                     at_most(&PortsConnected::keys, most_ports),
-                                     at_most(&PortsConnected::inboxes, most_ports)};
+                                     at_most(&PortsConnected::keys, most_ports)};
 };
 
 /// Says that the sender's queue pair on this port, which it made in this attempt, carries nothing any more.

@@ -1,6 +1,5 @@
 #include "channels/rdma/options.h"
 
-#include <algorithm>
 #include <charconv>
 #include <limits>
 #include <optional>
@@ -47,7 +46,6 @@ Status read_number(const environment::Variable& variable, Bounds range, bool siz
 
 Result<Options> Options::from_environment() {
   constexpr auto largest = std::uint64_t{1} << 62;
-  constexpr auto most_written = std::uint64_t{1} << 20;
   Options options;
   options.devices = environment::rdma_devices.value();
   for (const auto& status : {read_number(environment::rdma_gid_index, {0, 65535}, false, options.gid_index),
@@ -55,12 +53,10 @@ Result<Options> Options::from_environment() {
                              read_number(environment::rdma_traffic_class, {0, 255}, false, options.traffic_class),
                              read_number(environment::rdma_timeout, {1, 31}, false, options.timeout),
                              read_number(environment::rdma_stripe, {4096, largest}, true, options.stripe_bytes),
-                             read_number(environment::rdma_write, {0, most_written}, true, options.write_bytes),
                              read_number(environment::rdma_queue_depth, {1, 32768}, false, options.queue_depth),
                              read_number(environment::rdma_pinned, {0, largest}, true, options.pinned_bytes)}) {
     if (!status) return status;
   }
-  options.inbox_bytes = std::max(options.inbox_bytes, 8 * options.write_bytes);
   return options;
 }
 

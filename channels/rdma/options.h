@@ -25,11 +25,6 @@ struct Options {
   int timeout = 16;
   /// A buffer of more bytes is split over several ports, if there are several.
   std::size_t stripe_bytes = std::size_t{1} << 20;
-  /// A buffer of at most so many bytes is written into the peer's inbox, if there is room, instead of being read by the
-  /// peer. 0: this process writes none, and lets peers write none.
-  std::size_t write_bytes = std::size_t{32} << 10;
-  /// The memory of this process that one queue pair of a peer may write.
-  std::size_t inbox_bytes = std::size_t{512} << 10;
   /// Work requests that one queue pair holds, 1 to 32768.
   int queue_depth = 256;
   /// So many bytes may be registered (pinned) at once in this process; 0: no limit but that of `ulimit -l`.

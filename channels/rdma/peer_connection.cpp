@@ -250,13 +250,12 @@ void PeerConnection::connect(const ConnectPorts& theirs) {
   for (const auto& pair : pairs) here.push_back(address_of(cards->ports[pair.lane.my_port].port));
   for (const auto& port : theirs.ports) there.push_back(port.port);
   const bool first = challenge_ < theirs.challenge;
-  PortsConnected answer{attempt_, 0, {}, {}};
+  PortsConnected answer{attempt_, 0, {}};
   std::vector<std::size_t> ports;
   Status why(Code::channel_unavailable, "no active port of this host can reach one of the peer's");
   for (const auto& [one, other] : first ? pair_ports(here, there) : pair_ports(there, here)) {
     auto& mine = pairs[first ? one : other];
     const auto& peer = theirs.ports[first ? other : one];
-    const auto inbox = make_inbox(mine.lane);
     auto connected = mine.lane.pair->connect({peer.port.gid, peer.lid, peer.mtu, peer.queue_pair, peer.first_packet});
     mine.connected = connected.ok();
     mine.lane.their_port = peer.index;
@@ -265,7 +264,6 @@ void PeerConnection::connect(const ConnectPorts& theirs) {
       continue;
     }
     ports.push_back(mine.lane.my_port);
-    if (inbox) answer.inboxes.push_back(*inbox);
   }
   if (ports.empty()) return attempt_failed(why);
   auto words = ProbeWords::make(*cards, ports, ~theirs.challenge);
@@ -284,17 +282,6 @@ void PeerConnection::connect(const ConnectPorts& theirs) {
   listener_.send(encode(answer));
 }
 
-/// Makes an inbox for a queue pair that is not connected yet. nullopt: there is none, because the options want none, or
-/// no memory may be pinned.
-std::optional<OfferedInbox> PeerConnection::make_inbox(const Lane& lane) {
-  if (lane.pair->receives() == 0) return std::nullopt;
-  const auto cards = this->cards();
-  auto inbox = Inbox::make(*cards->registrations, cards->ports[lane.my_port].card, cards->options.inbox_bytes);
-  if (!inbox.ok() || !lane.pair->receive_into(*inbox).ok()) return std::nullopt;
-  return OfferedInbox{static_cast<std::uint8_t>(lane.my_port), (*inbox)->address(), (*inbox)->key(),
-                      static_cast<std::uint32_t>((*inbox)->bytes()), lane.pair->receives()};
-}
-
 void PeerConnection::probe(const PortsConnected& theirs) {
   probing_ = true;
   const auto cards = this->cards();
@@ -308,23 +295,18 @@ void PeerConnection::probe(const PortsConnected& theirs) {
         probe->reads.push_back({pair.lane, Status(Code::channel_unavailable, "the peer has no key for its port")});
     }
   }
-  const auto of_port = [](const auto& list, const Lane& lane) {
-    return std::find_if(list.begin(), list.end(), [&](const auto& each) { return each.port == lane.their_port; });
-  };
-  const bool may_write = cards->options.write_bytes > 0;
   probe->left = probe->reads.size() + 1;
   const auto one_done = [weak = weak_from_this(), probe] {
     if (probe->left.fetch_sub(1) != 1) return;
     if (const auto self = weak.lock()) self->submit([probe](PeerConnection& each) { each.probed(*probe); });
   };
   for (auto& read : probe->reads) {
-    const auto key = of_port(theirs.keys, read.lane);
+    const auto key = std::find_if(theirs.keys.begin(), theirs.keys.end(),
+                                  [&](const auto& each) { return each.port == read.lane.their_port; });
     if (key == theirs.keys.end()) {
       one_done();
       continue;
     }
-    if (const auto inbox = of_port(theirs.inboxes, read.lane); inbox != theirs.inboxes.end() && may_write)
-      read.lane.outbox = std::make_shared<Outbox>(read.lane.pair, *inbox);
     const auto port = read.lane.my_port;
     read.lane.pair->read({.to = words_->landing(port),
                           .local_key = words_->keys(cards->ports[port].card).local,
@@ -483,20 +465,6 @@ PeerConnection::Lanes PeerConnection::lanes() const {
 PeerConnection::Ports PeerConnection::ports() const {
   const std::lock_guard lock(mutex_);
   return ports_;
-}
-
-std::shared_ptr<QueuePair> PeerConnection::pair_of(std::uint32_t attempt, std::size_t my_port) const {
-  const auto is_meant = [&](const Lane& lane) { return lane.attempt == attempt && lane.my_port == my_port; };
-  const std::lock_guard lock(mutex_);
-  if (lanes_ != nullptr) {
-    for (const auto& lane : *lanes_) {
-      if (is_meant(lane)) return lane.pair;
-    }
-  }
-  for (const auto& pair : pairs_) {
-    if (pair.connected && is_meant(pair.lane)) return pair.lane.pair;
-  }
-  return nullptr;
 }
 
 bool PeerConnection::awaits() const {

@@ -22,7 +22,6 @@
 #include "base/status.h"
 #include "channels/rdma/local_cards.h"
 #include "channels/rdma/messages.h"
-#include "channels/rdma/outbox.h"
 #include "channels/rdma/queue_pair.h"
 
 namespace tensorferry::rdma {
@@ -32,20 +31,16 @@ namespace tensorferry::rdma {
 ///
 /// An attempt to connect:
 /// 1. Each end makes a queue pair on each of its active ports that has no lane, and offers them (`ConnectPorts`).
-/// 2. Each end pairs the ports of both (`pair_ports`; the end with the smaller challenge is the first), makes an inbox
-///    for each queue pair, connects the queue pairs, writes the answer to the challenge into its memory, and says so
-///    (`PortsConnected`).
+/// 2. Each end pairs the ports of both (`pair_ports`; the end with the smaller challenge is the first), connects the
+///    queue pairs, writes the answer to the challenge into its memory, and says so (`PortsConnected`).
 /// 3. Each end reads that word by each queue pair. It keeps the queue pairs that read the right one, as lanes, and says
 ///    which it drops (`PortLost`).
 ///
-/// If a lane fails, it alone ends: its reads under way, and the takes that wait for its inbox, complete with the error,
-/// and the other lanes go on. The end that notices says `PortLost`, so that the peer drops its end of the lane too.
-/// Both begin the next attempt for the ports without a lane after a pause, which grows from 50 ms to 30 s while
-/// attempts fail or leave out a port that had a lane. An end follows each later attempt of the other. An end that
-/// cannot take part in an attempt of the peer's, because its port is down, begins the next one. The connection is up
-/// while it has a lane.
-///
-/// Memory that cannot be pinned (TENSORFERRY_RDMA_PINNED, `ulimit -l`) costs a lane its inbox, and nothing else.
+/// If a lane fails, it alone ends: its reads under way complete with the error, and the other lanes go on. The end that
+/// notices says `PortLost`, so that the peer drops its end of the lane too. Both begin the next attempt for the ports
+/// without a lane after a pause, which grows from 50 ms to 30 s while attempts fail or leave out a port that had a
+/// lane. An end follows each later attempt of the other. An end that cannot take part in an attempt of the peer's,
+/// because its port is down, begins the next one. The connection is up while it has a lane.
 ///
 /// Threads: any. Messages are handled, and the listener runs, on the thread of `background`, one at a time.
 class PeerConnection final : public std::enable_shared_from_this<PeerConnection> {
@@ -61,7 +56,6 @@ class PeerConnection final : public std::enable_shared_from_this<PeerConnection>
     std::size_t their_port = 0;  // the peer's index
     std::uint32_t attempt = 0;   // in which it was made; names it together with a port
     std::shared_ptr<QueuePair> pair;
-    std::shared_ptr<Outbox> outbox = nullptr;  // what this end writes into; null: the peer has no inbox
   };
   using Lanes = std::shared_ptr<const std::vector<Lane>>;
   using Ports = std::shared_ptr<const std::vector<std::size_t>>;
@@ -86,10 +80,7 @@ class PeerConnection final : public std::enable_shared_from_this<PeerConnection>
   /// The first ones are known a little earlier than the lanes: before this end says that its queue pairs are
   /// connected.
   [[nodiscard]] Ports ports() const;
-  /// Returns the queue pair that this end made on its port `my_port` in an attempt, also before it is a lane; null if
-  /// it has failed since, or if there never was one.
-  [[nodiscard]] std::shared_ptr<QueuePair> pair_of(std::uint32_t attempt, std::size_t my_port) const;
-  /// Returns whether reads or takes of this end are under way.
+  /// Returns whether reads of this end are under way.
   [[nodiscard]] bool awaits() const;
   /// Runs the completions of those that are done by now. Never waits.
   void poll();
@@ -120,7 +111,6 @@ class PeerConnection final : public std::enable_shared_from_this<PeerConnection>
   void handle();
   void start(std::uint32_t attempt, bool follows);
   Result<std::shared_ptr<QueuePair>> make_pair(std::size_t port, std::uint32_t attempt);
-  std::optional<OfferedInbox> make_inbox(const Lane& lane);
   void connect(const ConnectPorts& theirs);
   void probe(const PortsConnected& theirs);
   void probed(const Probe& probe);

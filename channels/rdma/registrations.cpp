@@ -20,7 +20,6 @@ unsigned flags_of(Access access) {
   if (access == Access::peers_read) return IBV_ACCESS_REMOTE_READ;
   unsigned flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING;
   if (access == Access::offered) flags |= IBV_ACCESS_REMOTE_READ;
-  if (access == Access::written) flags |= IBV_ACCESS_REMOTE_WRITE;
   return flags;
 }
 

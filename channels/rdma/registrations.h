@@ -24,7 +24,6 @@ namespace tensorferry::rdma {
 enum class Access : std::uint8_t {
   lands,    // this process's queue pairs write it; no peer reaches it
   offered,  // peers read it, and this process's queue pairs write it
-  written,  // a peer writes it
   // Of make_apart() alone: what peers do with it.
   peers_read,
   peers_write,

@@ -5,16 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <functional>
 #include <memory>
-#include <optional>
-#include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "channels/ibv/ibv_channel.h"
 #include "channels/ibv/messages.h"
@@ -44,23 +37,11 @@ inline std::unique_ptr<IbvDriver> driver_of_end(std::size_t end, ibv::IbvOptions
   return std::make_unique<IbvDriver>(std::move(options));
 }
 
-inline rdma::Options without_writes() {
-  rdma::Options rdma;
-  rdma.write_bytes = 0;
-  return rdma;
-}
-
 inline constexpr std::size_t kilobyte = 1 << 10;
 inline constexpr std::size_t megabyte = 1 << 20;
 
 inline ibv::KeyedSource source_of(const Ticket& ticket) {
   return std::get<ibv::KeyedSource>(decode<ibv::IbvTicket>(ticket.opaque).value());
-}
-
-inline std::optional<ibv::WrittenBuffer> written_of(const Ticket& ticket) {
-  const auto opaque = decode<ibv::IbvTicket>(ticket.opaque).value();
-  const auto* written = std::get_if<ibv::WrittenBuffer>(&opaque);
-  return written != nullptr ? std::optional(*written) : std::nullopt;
 }
 
 class Ibv : public CardLink {
@@ -108,32 +89,6 @@ class Ibv : public CardLink {
       if (!letter.offer(memory->filled(megabyte, 1))) return false;
     }
     return true;
-  }
-  /// Sends a small buffer whose ticket `change` changes, and returns its only arrival, which may be under way. Do not
-  /// call receive() later: it would return the same arrival.
-  std::shared_ptr<Arrival> send_changed(std::size_t bytes, std::uint32_t seed,
-                                        const std::function<void(ibv::WrittenBuffer&)>& change) {
-    std::atomic<bool> came{false};
-    std::shared_ptr<Arrival> arrival;
-    b().behave({.on_message = [&](Arrivals& arrivals) {
-      arrival = arrivals.front();
-      b().pull(arrival);
-      came = true;
-    }});
-    std::optional<Letter> letter;
-    std::optional<ibv::WrittenBuffer> written;
-    const auto offer = [&] {  // again while the card is busy: then the buffer is not written
-      letter.emplace(a());
-      if (letter->offer(memory->filled(bytes, seed))) written = written_of(letter->tickets.front());
-      return written.has_value();
-    };
-    if (!eventually(offer)) throw std::runtime_error("no buffer of " + std::to_string(bytes) + " bytes is written");
-    change(*written);
-    letter->tickets.front().opaque = encode(ibv::IbvTicket(*written));
-    letter->send();
-    EXPECT_TRUE(eventually([&] { return came.load(); }));
-    b().behave({});
-    return arrival;
   }
   /// Returns the ports that a large buffer is offered through; 0 if it is refused.
   std::size_t lanes_of(WireEnd& end) {

@@ -204,33 +204,6 @@ TEST_F(IbvHostile, ATicketBeforeTheQueuePairsAreConnectedIsRequestedByTheSocket)
   EXPECT_EQ(asked->bytes, 5000U);
 }
 
-TEST_F(IbvHostile, ATicketOfAWriteByAQueuePairThatNeverWasIsRequestedByTheSocket) {
-  for (const std::uint32_t attempt : {0U, 1U, ~0U}) {
-    for (const std::uint8_t port : {std::uint8_t{0}, std::uint8_t{rdma::most_ports - 1}}) {
-      const ibv::WrittenBuffer written{attempt + 7, attempt, port, ~std::uint64_t{0}, ~std::uint64_t{0}};
-      (void)pull({.bytes = 5000, .opaque = encode(ibv::IbvTicket(written))});
-      EXPECT_EQ(wire.last<Resend>().value().offer, written.offer);
-    }
-  }
-  const ibv::WrittenBuffer written{1, 1, 0, 1, 0};
-  EXPECT_EQ(pull({.bytes = 0, .opaque = encode(ibv::IbvTicket(written))}).code(), Code::protocol_error);
-}
-
-TEST_F(IbvHostile, AnEndThatOffersAnInboxAndCannotBeReadGetsNoWrite) {
-  tell(forged());
-  ASSERT_TRUE(eventually([&] { return wire.last<PortsConnected>().has_value(); }));
-  auto answer = wire.last<PortsConnected>().value();
-  EXPECT_EQ(answer.inboxes.size(), answer.keys.size()) << "each queue pair has one";
-  tell(answer);
-  Letterhead message;
-  const auto offer = channel->offer(memory->filled(kilobyte, 1), Sharing::by_value, message, {});
-  if (const auto* ticket = std::get_if<Ticket>(&offer)) {  // ports() are known before the lanes
-    const auto opaque = decode<ibv::IbvTicket>(ticket->opaque).value();
-    EXPECT_FALSE(std::holds_alternative<ibv::WrittenBuffer>(opaque));
-    channel->withdraw(*ticket);
-  }
-}
-
 TEST_F(IbvHostile, WithoutAnOfferNothingIsSentAgain) {
   tell(Resend{1, 1, kilobyte});
   tell(Resend{1, ~std::uint64_t{0}, ~std::uint64_t{0}});

@@ -193,16 +193,13 @@ class VariableSet {
 
 TEST(RdmaOptions, ReadSizesWithUnitsFromTheEnvironment) {
   const VariableSet stripe("TENSORFERRY_RDMA_STRIPE", "4M"), pinned("TENSORFERRY_RDMA_PINNED", "2G"),
-      level("TENSORFERRY_RDMA_SERVICE_LEVEL", "3"), write("TENSORFERRY_RDMA_WRITE", "256K"),
-      devices("TENSORFERRY_RDMA_DEVICES", "mlx5_1:2");
+      level("TENSORFERRY_RDMA_SERVICE_LEVEL", "3"), devices("TENSORFERRY_RDMA_DEVICES", "mlx5_1:2");
   const auto options = Options::from_environment();
   ASSERT_TRUE(options.ok()) << options.status().text();
   EXPECT_EQ(options->stripe_bytes, std::size_t{4} << 20);
   EXPECT_EQ(options->pinned_bytes, std::uint64_t{2} << 30);
   EXPECT_EQ(options->service_level, 3);
   EXPECT_EQ(options->devices, "mlx5_1:2");
-  EXPECT_EQ(options->write_bytes, std::size_t{256} << 10);
-  EXPECT_GE(options->inbox_bytes, 8 * options->write_bytes) << "one inbox holds several buffers";
   EXPECT_EQ(options->gid_index, -1);
 }
 
@@ -211,7 +208,7 @@ TEST(RdmaOptions, NameTheVariableWhoseValueIsWrong) {
       {"TENSORFERRY_RDMA_SERVICE_LEVEL", "16"}, {"TENSORFERRY_RDMA_QUEUE_DEPTH", "0"},
       {"TENSORFERRY_RDMA_STRIPE", "4T"},        {"TENSORFERRY_RDMA_PINNED", "99999999999G"},
       {"TENSORFERRY_RDMA_GID_INDEX", "3K"},     {"TENSORFERRY_RDMA_TRAFFIC_CLASS", "-1"},
-      {"TENSORFERRY_RDMA_TIMEOUT", "32"},       {"TENSORFERRY_RDMA_WRITE", "2M"}};
+      {"TENSORFERRY_RDMA_TIMEOUT", "32"}};
   for (const auto& [name, value] : wrong) {
     const VariableSet variable(name, value);
     const auto options = Options::from_environment();

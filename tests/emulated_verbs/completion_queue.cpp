@@ -1,5 +1,7 @@
 #include "tests/emulated_verbs/completion_queue.h"
 
+#include <utility>
+
 #include "tests/emulated_verbs/host.h"
 
 namespace tensorferry::emulated_verbs {
@@ -12,13 +14,8 @@ bool CompletionQueue::push(Completion completion) {
     static_cast<Context*>(context)->events.push({IBV_EVENT_CQ_ERR, static_cast<ibv_cq*>(this), 0});
     return false;
   }
-  const bool wakes = notify_ == Notify::any || (notify_ == Notify::solicited &&
-                                                (completion.solicited || completion.entry.status != IBV_WC_SUCCESS));
   entries_.push_back(std::move(completion));
-  if (wakes) {
-    notify_ = Notify::none;
-    static_cast<CompletionChannel*>(channel)->events.push(this);
-  }
+  if (std::exchange(notifies_, false)) static_cast<CompletionChannel*>(channel)->events.push(this);
   return true;
 }
 
@@ -35,14 +32,9 @@ int CompletionQueue::poll(int count, ibv_wc* entries) {
   return polled;
 }
 
-void CompletionQueue::notify(bool solicited_only) {
+void CompletionQueue::notify() {
   const std::lock_guard lock(lock_);
-  if (channel == nullptr) return;
-  if (!solicited_only) {
-    notify_ = Notify::any;
-  } else if (notify_ == Notify::none) {
-    notify_ = Notify::solicited;
-  }
+  notifies_ = channel != nullptr;
 }
 
 void CompletionQueue::remove(const void* pair) {

@@ -25,7 +25,6 @@ struct Completion {
   ibv_wc entry{};
   std::shared_ptr<WorkPlaces> places;
   std::uint64_t index = 0;  // of its request, from 1
-  bool solicited = false;
   const void* pair = nullptr;
 };
 
@@ -43,7 +42,8 @@ class CompletionQueue final : public ibv_cq {
   bool push(Completion completion);
   /// Returns how many entries it has written to `entries`; -1 if the queue is broken and empty.
   int poll(int count, ibv_wc* entries);
-  void notify(bool solicited_only);
+  /// Asks for an event of the next entry.
+  void notify();
   /// Drops the entries of a queue pair that ends.
   void remove(const void* pair);
 
@@ -58,7 +58,7 @@ class CompletionQueue final : public ibv_cq {
   std::mutex lock_;
   std::condition_variable acknowledged_;
   std::deque<Completion> entries_;
-  enum class Notify : std::uint8_t { none, solicited, any } notify_ = Notify::none;
+  bool notifies_ = false;
   bool broken_ = false;
   std::uint64_t open_events_ = 0;
 };

@@ -43,6 +43,7 @@ int QueuePair::check_send(const ibv_send_wr& work) const {
   if (state != IBV_QPS_RTS && state != IBV_QPS_ERR) return EINVAL;
   if (send_places_->posted - send_places_->freed >= initial_.cap.max_send_wr) return ENOMEM;
   if (work.num_sge < 0 || static_cast<unsigned>(work.num_sge) > initial_.cap.max_send_sge) return EINVAL;
+  if ((work.send_flags & IBV_SEND_SOLICITED) != 0) return EOPNOTSUPP;
   const bool is_inline = (work.send_flags & IBV_SEND_INLINE) != 0;
   switch (work.opcode) {
     case IBV_WR_RDMA_READ:
@@ -65,7 +66,6 @@ QueuePair::SendWork QueuePair::copy_of(const ibv_send_wr& work) const {
   copy.id = work.wr_id;
   copy.opcode = work.opcode;
   copy.signaled = initial_.sq_sig_all != 0 || (work.send_flags & IBV_SEND_SIGNALED) != 0;
-  copy.solicited = (work.send_flags & IBV_SEND_SOLICITED) != 0;
   copy.is_inline = (work.send_flags & IBV_SEND_INLINE) != 0;
   copy.address = work.wr.rdma.remote_addr;
   copy.key = work.wr.rdma.rkey;
@@ -176,7 +176,6 @@ void QueuePair::complete(const ReceiveWork& work, ibv_wc_status status, const Re
     completion.entry.opcode = write ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV;
     completion.entry.byte_len = static_cast<std::uint32_t>(request->bytes);
     completion.entry.src_qp = request->source;
-    completion.solicited = request->solicited != 0;
     if (request->opcode != IBV_WR_SEND) {
       completion.entry.wc_flags = IBV_WC_WITH_IMM;
       completion.entry.imm_data = request->immediate;

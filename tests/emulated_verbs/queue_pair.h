@@ -45,7 +45,7 @@ class QueuePair final : public ibv_qp {
   struct SendWork {
     std::uint64_t id = 0, index = 0;
     ibv_wr_opcode opcode = IBV_WR_SEND;
-    bool signaled = false, solicited = false, is_inline = false;
+    bool signaled = false, is_inline = false;
     std::uint64_t address = 0;
     std::uint32_t key = 0, immediate = 0;
     std::vector<ibv_sge> pieces;

@@ -128,7 +128,6 @@ Answer QueuePair::attempt(const SendWork& work, std::uint64_t epoch, std::uint32
   {
     const Lock lock(lock_);
     request.opcode = work.opcode;
-    request.solicited = work.solicited ? 1 : 0;
     request.source = qp_num;
     request.destination = attributes_.dest_qp_num;
     request.gid = attributes_.ah_attr.grh.dgid;

@@ -27,7 +27,8 @@ int poll_cq(ibv_cq* queue, int count, ibv_wc* entries) {
   return static_cast<CompletionQueue*>(queue)->poll(count, entries);
 }
 int req_notify_cq(ibv_cq* queue, int solicited_only) {
-  static_cast<CompletionQueue*>(queue)->notify(solicited_only != 0);
+  if (solicited_only != 0) return EOPNOTSUPP;
+  static_cast<CompletionQueue*>(queue)->notify();
   return 0;
 }
 

@@ -27,7 +27,6 @@ enum class Answer : std::uint32_t {
 
 struct Request {
   std::uint32_t opcode;  // ibv_wr_opcode
-  std::uint32_t solicited;
   std::uint32_t source;  // queue pair numbers
   std::uint32_t destination;
   ibv_gid gid;              // of the destination's port
