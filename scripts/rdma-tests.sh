@@ -75,6 +75,7 @@ else
   run "agents" cpp agent/ibv_agents_test
   run "hostile peers" cpp channels/ibv_hostile_test
   run "Python" pythons tests/python/test_rdma.py tests/python/test_rdma_peers.py
+  run "hostile peers of a queue pair" cpp channels/rdma_hostile_test
   run "the channel" cpp channels/ibv_test 'Ibv.*'
   for kind in '' Registered Staged Shallow; do
     run "conformance: Ibv${kind}Fixture" cpp channels/ibv_test "Ibv${kind}Fixture*-$too_slow"
