@@ -72,7 +72,7 @@ rm -rf "$first"
 mkdir -p "$first"/{bin,dev,proc,sys,mnt,modules}
 cp "$(command -v busybox)" "$first/bin/busybox"
 count=100
-for module in virtio_pci 9pnet_virtio 9p crc32_generic rdma_rxe ib_uverbs veth tls; do
+for module in virtio_pci 9pnet_virtio 9p crc32_generic rdma_rxe ib_uverbs veth tls gcm ctr ghash_generic; do
   while read -r path; do
     name=$(basename "${path%%.ko*}").ko
     ! compgen -G "$first/modules/*-$name" >/dev/null || continue
