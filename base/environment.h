@@ -46,6 +46,11 @@ inline constexpr Variable channels{
     "The channels that an agent has: `shm,basic` allows these alone, in this order, `-cma` removes one, and `cma:90` "
     "gives one another priority."};
 
+/// Read by python/tensorferry/plugins.py.
+inline constexpr Variable plugins{"TENSORFERRY_PLUGINS", "all",
+                                  "The plugins of installed packages that a Python process loads: `spool,barge`, or "
+                                  "`off`."};
+
 inline constexpr Variable socket_dir{"TENSORFERRY_SOCKET_DIR", "abstract sockets, which have no file",
                                      "The folder of an agent's unix socket, which must belong to this user with mode "
                                      "0700 and is made if it is missing."};

@@ -129,7 +129,8 @@ Result<std::vector<std::unique_ptr<Driver>>> Registry::drivers(std::string_view 
     const auto priority = integer_of(word.substr(colon + 1));
     if (removes || !priority) {
       return Status(Code::invalid_argument,
-                    formatted("\"{}\" gives no priority: write \"{}:50\", or another integer", word, name));
+                    formatted("\"{}\" gives no priority: write \"{}:50\", or another integer; known channels are: {}",
+                              word, name, joined(names(), ", ")));
     }
     order.insert({entry->name, priority, entry->factory});
     reordered = true;

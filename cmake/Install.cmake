@@ -67,7 +67,8 @@ if(TENSORFERRY_TORCH)
   tensorferry_archive(tensorferry_with_torch_rpc torch_rpc tensorferry_torch_rpc
     OF tensorferry_torch_rpc tensorferry_cpp_torch_rpc LINK tensorferry_with_torch)
 else()
-  list(APPEND torch_headers PATTERN "torch.h" EXCLUDE PATTERN "c10d.h" EXCLUDE PATTERN "torch_rpc.h" EXCLUDE)
+  list(APPEND torch_headers PATTERN "torch.h" EXCLUDE PATTERN "c10d.h" EXCLUDE PATTERN "torch_rpc.h" EXCLUDE
+    PATTERN "converter.h" EXCLUDE)
 endif()
 if(TENSORFERRY_TORCH AND TENSORFERRY_HAS_CUDA)
   list(APPEND components cuda)

@@ -9,11 +9,15 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "base/status.h"
 #include "channels/buffer.h"
 
 namespace tensorferry {
+
+struct DeviceConverter;  // include/tensorferry/converter.h
 
 /// Converts storages of one device type to buffers and back. Thread-safe. Never waits for a device. Takes no lock under
 /// which Python code may run.
@@ -55,8 +59,14 @@ class Converters {
     return index < by_type_.size() ? by_type_[index].get() : nullptr;
   }
 
+  /// Adds the converters of other device types that are registered in this process (include/tensorferry/plugin.h).
+  void add_registered();
+  /// Returns the registered converter of a device type, whose tensors travel by host memory; null if there is none.
+  [[nodiscard]] const DeviceConverter* find_registered(DeviceType type) const;
+
  private:
   std::array<std::shared_ptr<Converter>, 2> by_type_;  // indexed by DeviceType
+  std::vector<std::pair<DeviceType, std::shared_ptr<const DeviceConverter>>> registered_;
 };
 
 }  // namespace tensorferry

@@ -1,6 +1,7 @@
 #include "rpc/tensor.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -10,6 +11,7 @@
 #include <string>
 
 #include "converters/extent.h"
+#include "include/tensorferry/converter.h"
 #include "rpc/sharing.h"
 
 namespace tensorferry {
@@ -38,6 +40,39 @@ std::optional<Device> device_of(const at::Device& device, const Converters& conv
   }
   if (converters.find(found.type) == nullptr) return std::nullopt;
   return found;
+}
+
+/// Returns the codec's device for a registered converter.
+Device converted_device_of(const at::Device& device) {
+  return {static_cast<DeviceType>(device.type()), static_cast<std::uint8_t>(device.has_index() ? device.index() : 0)};
+}
+
+/// Returns the registered converter of a strided tensor's device type; null if there is none.
+const DeviceConverter* registered_for(const at::Tensor& tensor, const Converters& converters) {
+  if (!tensor.defined() || tensor.is_cpu() || tensor.is_cuda() || tensor.layout() != at::kStrided) return nullptr;
+  return converters.find_registered(converted_device_of(tensor.device()).type);
+}
+
+/// Runs a function of a registered converter, and checks that it has copied `from` to a device of `type`.
+template <class Convert>
+Result<at::Tensor> converted(const at::Tensor& from, at::DeviceType type, const Convert& convert) {
+  const auto failed = [&](std::string_view why) {
+    return Status(Code::invalid_argument, "the converter between " + from.device().str() + " and " +
+                                              at::DeviceTypeName(type, true) + " failed: " + std::string(why));
+  };
+  try {
+    const c10::NoGradGuard no_history;
+    auto to = convert();
+    if (!to.defined() || to.device().type() != type || to.layout() != at::kStrided || to.sizes() != from.sizes() ||
+        to.scalar_type() != from.scalar_type()) {
+      return failed("it returned no strided tensor there with the same sizes and dtype");
+    }
+    return to;
+  } catch (const c10::Error& error) {
+    return failed(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return failed(error.what());
+  }
 }
 
 /// Returns whether the tensor is named. Newer versions of torch have no named tensors.
@@ -310,12 +345,26 @@ Result<std::uint32_t> TensorWriter::add(Converter& converter, const c10::Storage
 }
 
 Status TensorWriter::write(const at::Tensor& tensor, bool parameter, const void* identity) {
+  if (const auto* const converter = registered_for(tensor, *converters_); converter != nullptr) [[unlikely]] {
+    return write_converted(*converter, tensor, parameter, identity);
+  }
   if (auto status = check_kind(tensor, *converters_); !status.ok()) return status;
   if (is_sparse(tensor)) return write_sparse(tensor, parameter, identity);
   if (tensor._is_zerotensor()) [[unlikely]] {
     return write_strided(materialised(tensor), 0, identity);
   }
   return write_strided(tensor, flags_of(tensor, parameter), identity);
+}
+
+Status TensorWriter::write_converted(const DeviceConverter& converter, const at::Tensor& tensor, bool parameter,
+                                     const void* identity) {
+  if (!dtype_of(tensor.scalar_type())) return cannot_send("a tensor of dtype " + quoted(tensor.scalar_type()));
+  auto host =
+      converted(tensor, at::kCPU, [&] { return converter.to_host(tensor.detach()).resolve_conj().resolve_neg(); });
+  if (!host.ok()) return host.status();
+  const auto flags = static_cast<std::uint8_t>((tensor.requires_grad() ? TensorLayout::requires_grad : 0) |
+                                               (parameter ? TensorLayout::parameter : 0));
+  return write_strided(host->contiguous(), flags, identity, converted_device_of(tensor.device()));
 }
 
 Status TensorWriter::write_shared(const at::Tensor& tensor, bool parameter, const void* identity) {
@@ -333,7 +382,8 @@ Status TensorWriter::write_shared(const at::Tensor& tensor, bool parameter, cons
   return {};
 }
 
-Status TensorWriter::write_strided(const at::Tensor& tensor, std::uint8_t flags, const void* identity) {
+Status TensorWriter::write_strided(const at::Tensor& tensor, std::uint8_t flags, const void* identity,
+                                   std::optional<Device> source) {
   if (auto status = check_storage(tensor); !status.ok()) return status;
   TensorLayout layout;
   layout.dtype = *dtype_of(tensor.scalar_type());
@@ -366,6 +416,7 @@ Status TensorWriter::write_strided(const at::Tensor& tensor, std::uint8_t flags,
     buffer = add(converter, memory, 0, memory.nbytes(), layout.device);
   }
   if (!buffer.ok()) return buffer.status();
+  if (source) layout.device = *source;
   out_->tensor(layout, *buffer, identity);
   return {};
 }
@@ -422,6 +473,15 @@ Result<at::Tensor> TensorReader::strided(const TensorLayout& layout, std::uint32
   auto tensor = strided_over(storage, *type, layout.sizes, layout.strides, layout.storage_offset);
   if ((layout.flags & TensorLayout::conjugate) != 0) tensor._set_conj(true);
   if ((layout.flags & TensorLayout::negative) != 0) tensor._set_neg(true);
+  if (layout.device.type > DeviceType::cuda && tensor.is_cpu()) [[unlikely]] {
+    if (const auto* const own = converters_->find_registered(layout.device.type); own != nullptr) {
+      const at::Device device(static_cast<at::DeviceType>(layout.device.type),
+                              static_cast<at::DeviceIndex>(layout.device.index));
+      auto there = converted(tensor, device.type(), [&] { return own->from_host(tensor, device).detach(); });
+      if (!there.ok()) return there.status();
+      tensor = *std::move(there);
+    }
+  }
   if ((layout.flags & TensorLayout::requires_grad) != 0) tensor.set_requires_grad(true);
   return tensor;
 }

@@ -14,6 +14,9 @@
 /// front for alignment. Views that do not overlap are sent as separate buffers and share nothing at the receiver.
 ///
 /// Autograd's history is not sent: a tensor that requires grad arrives as a leaf that requires grad.
+///
+/// A tensor of a device type that programs have registered (include/tensorferry/converter.h) is copied to host memory
+/// and sent from there. Its record names its device, and a receiver that has the converter copies it back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -71,7 +74,11 @@ class TensorWriter {
     std::optional<std::uint32_t> buffer;
   };
 
-  Status write_strided(const at::Tensor& tensor, std::uint8_t flags, const void* identity);
+  /// `source`: the device that the record names, if `tensor` is a copy in host memory.
+  Status write_strided(const at::Tensor& tensor, std::uint8_t flags, const void* identity,
+                       std::optional<Device> source = std::nullopt);
+  Status write_converted(const DeviceConverter& converter, const at::Tensor& tensor, bool parameter,
+                         const void* identity);
   Status write_sparse(const at::Tensor& tensor, bool parameter, const void* identity);
   void note_strided(const at::Tensor& tensor);
   Range* range_around(c10::StorageImpl* storage, std::size_t begin, std::size_t end);
@@ -98,8 +105,8 @@ class TensorReader {
   /// Makes the tensor that `in` stands at, after next() has returned `tag`: Tag::tensor or Tag::sparse. For a sparse
   /// tensor, reads all its parts and calls leave(). The tensor requires grad if the record says so. Errors:
   ///
-  /// - InvalidArgument: this version of torch lacks the dtype, the agent has no converter for the device, or the
-  ///   converter cannot receive the buffer now.
+  /// - InvalidArgument: this version of torch lacks the dtype, the agent has no converter for the device, the converter
+  ///   cannot receive the buffer now, or a registered converter fails.
   /// - ProtocolError: the parts of a sparse tensor do not fit together.
   Result<at::Tensor> read(Decoder& in, Tag tag);
 

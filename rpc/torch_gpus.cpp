@@ -17,6 +17,7 @@ class TorchGpus final : public TorchDevices {
   explicit TorchGpus(std::vector<Device> gpus) : gpus_(std::move(gpus)) {
     converters_.add(DeviceType::cpu, host_converter());
     converters_.add(DeviceType::cuda, converter_);
+    converters_.add_registered();
   }
 
   void add_to(RawAgentOptions& options) const override {

@@ -21,6 +21,7 @@ const Converters& converters_of(const detail::DeviceTensors* devices) {
   static const auto host = [] {
     Converters out;
     out.add(DeviceType::cpu, host_converter());
+    out.add_registered();
     return out;
   }();
   const auto* const torch = dynamic_cast<const TorchDevices*>(devices);

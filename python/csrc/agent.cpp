@@ -94,6 +94,7 @@ std::shared_ptr<PythonAgent> PythonAgent::create(RawAgentOptions options, int wo
   const auto converters = std::make_shared<Converters>();
   const auto cpu = std::make_shared<CpuConverter>(std::make_shared<HostMemory>(), &leaves_storages);
   converters->add(DeviceType::cpu, cpu);
+  converters->add_registered();
   options.memory.emplace(DeviceType::cpu, cpu->memory());
   if (const auto cuda = make_cuda_converter(&leaves_storages); cuda && options.devices.size() > 1) {
     converters->add(DeviceType::cuda, cuda);

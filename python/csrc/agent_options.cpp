@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "contrib/tensorpipe/tensorpipe_channel.h"
+#include "include/tensorferry/plugin.h"
+#include "python/csrc/errors.h"
 
 namespace tensorferry::python {
 
@@ -21,6 +23,7 @@ RawAgentOptions options_of(const std::string& name, int rank, std::shared_ptr<St
   options.rank = rank;
   options.store = std::move(store);
   options.registry.add_on_request("tensorpipe", [] { return make_tensorpipe_driver(); });
+  check(Plugins::of_process().add_channels_to(options.registry));
   py::set known;
   const auto take = [&](const char* key, auto& field) {
     known.add(key);

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "include/tensorferry/plugin.h"
 #include "python/csrc/agent.h"
 #include "python/csrc/errors.h"
 #include "python/csrc/future.h"
@@ -104,12 +105,7 @@ class PythonReduction final {
     const GilHeld gil;
     if (!error_.empty()) return;
     try {
-      const auto size = static_cast<std::int64_t>(count);
-      const auto type = *scalar_type_of(dtype);
-      const auto into = at::from_blob(accumulator, {size}, type);
-      const auto from = at::from_blob(const_cast<void*>(other), {size}, type);
-      const auto result = (*function_)(into, from);
-      if (!result.is_none()) into.copy_(result.cast<at::Tensor>());
+      reduce_by(*function_, accumulator, other, count, dtype);
     } catch (const std::exception& error) {
       error_ = error.what();
     }
@@ -145,8 +141,24 @@ Chosen chosen(const py::object& op, double factor, std::optional<double> timeout
     out.op.factor = factor;
     return out;
   }
-  throw py::value_error("there is no reduction \"" + name + "\"");
+  auto registered = Plugins::of_process().reduction(name);
+  if (!registered.ok()) throw py::value_error(std::string(registered.status().what()));
+  out.op = *std::move(registered);
+  return out;
 }
+
+}  // namespace
+
+void reduce_by(const py::function& function, void* accumulator, const void* other, std::size_t count, DType dtype) {
+  const auto size = static_cast<std::int64_t>(count);
+  const auto type = *scalar_type_of(dtype);
+  const auto into = at::from_blob(accumulator, {size}, type);
+  const auto from = at::from_blob(const_cast<void*>(other), {size}, type);
+  const auto result = function(into, from);
+  if (!result.is_none()) into.copy_(result.cast<at::Tensor>());
+}
+
+namespace {
 
 /// Where an operation takes place if the ranks reach one another's GPUs: there, or in host memory.
 enum class Way : std::uint8_t { direct, staged };

@@ -12,6 +12,10 @@ namespace tensorferry::python {
 /// negative.
 collectives::StartOptions options_of(std::optional<double> timeout);
 
+/// Reduces `count` elements of `other` into `accumulator` by a Python function of two tensors. Needs the GIL. Throws
+/// what the function raises.
+void reduce_by(const py::function& function, void* accumulator, const void* other, std::size_t count, DType dtype);
+
 void bind_collectives(py::module_& module);
 
 }  // namespace tensorferry::python

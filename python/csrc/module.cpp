@@ -5,6 +5,7 @@
 #include "python/csrc/deadline.h"
 #include "python/csrc/future.h"
 #include "python/csrc/inbox.h"
+#include "python/csrc/plugins.h"
 #include "python/csrc/publish.h"
 #include "python/csrc/references.h"
 #include "python/csrc/regions.h"
@@ -24,6 +25,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_agent(module);
   bind_regions(module);
   bind_publish(module);
+  bind_plugins(module);
   bind_collectives(module);
   bind_data_parallel(module);
   bind_deadline(module);

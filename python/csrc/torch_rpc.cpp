@@ -3,11 +3,15 @@
 
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/rpc/request_callback_impl.h>
+#include <torch/csrc/distributed/rpc/tensorpipe_agent.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "include/tensorferry/plugin.h"
 #include "python/csrc/agent_options.h"
 #include "python/csrc/interpreter.h"
 #include "python/csrc/interruptible.h"
@@ -75,6 +79,19 @@ std::shared_ptr<TorchRpcAgent> create(c10::intrusive_ptr<c10d::Store> store, con
   });
 }
 
+using Names = std::optional<std::vector<std::string>>;
+/// Returns the transports and the channels that torch's TensorPipeRpcBackendOptions names; torch's Python has no names
+/// for them.
+std::pair<Names, Names> tensorpipe_parts(const rpc::TensorPipeRpcBackendOptions& options) {
+  return {options.transports, options.channels};
+}
+
+/// Makes this module use the list of plugins of tensorferry._C, which has its own copy of the library.
+void share_plugins() {
+  const auto list = py::module_::import("tensorferry._C").attr("_plugins").cast<py::capsule>();
+  Plugins::share(*list.get_pointer<Plugins>());
+}
+
 // The order of the overloads is that of torch's own agent; binding one of them hides all of the base class.
 void bind_worker_info(py::class_<TorchRpcAgent, rpc::RpcAgent, std::shared_ptr<TorchRpcAgent>>& agent) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
@@ -109,5 +126,7 @@ PYBIND11_MODULE(_torch_rpc, module) {
       .def("_update_group_membership", &TorchRpcAgent::update_group, py::arg("worker_info"), py::arg("my_devices"),
            py::arg("reverse_device_map"), py::arg("is_join"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("is_static_group", &TorchRpcAgent::is_static_group);
+  module.def("tensorpipe_parts", &tensorpipe_parts, py::arg("options"));
+  share_plugins();
   module.def("set_closing", &set_closing, "At the end of the process: our threads do not enter Python afterwards.");
 }

@@ -5,6 +5,7 @@
 - :class:`Agent` has the same functions as methods, for several agents in one process.
 - :func:`empty` and :func:`share` hand memory to a peer without a copy; :func:`register` prepares it for network cards.
 - :meth:`Agent.region` and :meth:`Agent.publish` let peers read and write memory without calls of the program.
+- :func:`load_plugin`, :func:`register_converter` and :func:`register_reduction` add channels, device types, reductions.
 - :func:`on_default_stream` orders the work of calls on a GPU.
 - :mod:`tensorferry.errors` lists the errors.
 """
@@ -23,6 +24,7 @@ from .errors import Error, RemoteError, RemoteTraceback  # noqa: E402
 from .floors import measured  # noqa: E402
 from .futures import Future, as_completed, awaitable, wait_all  # noqa: E402
 from .peers import Peer  # noqa: E402
+from .plugins import load_plugin, register_converter, register_reduction  # noqa: E402
 from .published import Loader, Publication, Subscription, Version  # noqa: E402
 from .regions import Notification, OwnRegion, Region, read_regions  # noqa: E402
 from .rendezvous import StoreServer, connect_store  # noqa: E402
@@ -58,10 +60,13 @@ __all__ = [
     "empty",
     "errors",
     "futures",
+    "load_plugin",
     "measured",
     "on_default_stream",
     "read_regions",
     "register",
+    "register_converter",
+    "register_reduction",
     "rpc",
     "share",
     "wait_all",

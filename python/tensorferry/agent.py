@@ -14,6 +14,7 @@ from . import _C, errors, exporting, exposing, observing, recorder
 from .calls import Calls
 from .metrics import Metrics, take
 from .peers import Peer
+from .plugins import load_installed
 from .rendezvous import meet
 from .trace import Trace
 
@@ -276,6 +277,7 @@ class Agent(Calls):
         **options: Any,
     ) -> None:
         _check_types(name, rank, world_size)
+        load_installed()
         options["gpus"] = _gpus(devices)
         options["device_maps"] = _device_maps(device_maps)
         meeting = meet(init_method, store, rank, world_size, join_timeout)

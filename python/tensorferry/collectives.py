@@ -23,7 +23,7 @@ __all__ = ["Group", "Work", "form_group"]
 T = TypeVar("T")
 
 
-#: The name of a reduction, or a function that reduces two tensors of one dimension.
+#: The name of a reduction, registered ones included, or a function that reduces two tensors of one dimension.
 Op = str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 
@@ -199,9 +199,9 @@ class Group:
         Args:
             tensor: dense, or a sparse COO tensor, which is summed in place.
             op: ``sum``, ``average``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor`` or
-                ``premultiplied_sum``; or a function of two tensors with the elements of one rank each, the same at
-                every rank. It writes the first one or returns the result, on any thread. If it raises, the operation
-                fails at this rank alone.
+                ``premultiplied_sum``; the name of a registered reduction (:func:`tensorferry.register_reduction`); or a
+                function of two tensors with the elements of one rank each, the same at every rank. It writes the first
+                one or returns the result, on any thread. If it raises, the operation fails at this rank alone.
             out: gets the result; None: ``tensor`` itself.
             factor: of ``premultiplied_sum``; the same at every rank.
         """

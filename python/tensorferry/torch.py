@@ -24,8 +24,9 @@ from torch.distributed.rpc import _utils, api, backend_registry
 
 from . import _C, _torch_rpc, torch_calls  # type: ignore[attr-defined]  # a compiled module without types
 from .errors import DeadlineExceeded, InvalidArgument
+from .plugins import load_installed
 from .rendezvous import LongWait, check_place, interruption_names, url_for_torch
-from .rpc.options import options_of_tensorpipe_parts
+from .rpc.options import options_of_tensorpipe_parts, options_of_torchs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -204,6 +205,7 @@ def _own_options(given: Any) -> RpcBackendOptions:
         init_method=given.init_method,
         device_maps=given.device_maps,
         devices=given.devices,
+        **options_of_torchs(given),
     )
 
 
@@ -298,6 +300,7 @@ def _make_agent(
         "load": torch_calls.load,
         "run": torch_calls.run,
     }
+    load_installed()
     agent = _torch_rpc.RpcAgent(store, name, rank, agent_options, settings)
     agent.store = store
     agent._options = options

@@ -2,6 +2,13 @@
 #include "rpc/core/codec.h"
 
 namespace tensorferry {
+namespace {
+
+// The bounds of c10::DeviceType, which has 21 types, and of c10::DeviceIndex.
+constexpr std::uint8_t last_device_type = 63;
+constexpr std::uint8_t last_device_index = 127;
+
+}  // namespace
 
 Tag Decoder::fail(const char* why) {
   if (failure_ == nullptr) {
@@ -182,9 +189,9 @@ Tag Decoder::read_tensor() {
   tensor_.device = {};
   if ((flags & Encoder::tensor_has_device) != 0) {
     const auto type = reader_.get<std::uint8_t>();
-    if (type > static_cast<std::uint8_t>(DeviceType::cuda))
-      return fail("places a tensor on a device of an unknown type");
-    tensor_.device = {static_cast<DeviceType>(type), reader_.get<std::uint8_t>()};
+    const auto index = reader_.get<std::uint8_t>();
+    if (type > last_device_type || index > last_device_index) return fail("names a device that cannot exist");
+    tensor_.device = {static_cast<DeviceType>(type), index};
   }
   read_dims(tensor_.sizes);
   if ((flags & Encoder::tensor_has_strides) != 0) {

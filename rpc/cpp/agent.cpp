@@ -10,6 +10,7 @@
 #include "rpc/cpp/core.h"
 #include "rpc/cpp/failures.h"
 #include "rpc/cpp/objects.h"
+#include "tensorferry/plugin.h"
 
 namespace tensorferry {
 namespace {
@@ -32,6 +33,7 @@ RawAgentOptions detail::raw_options_of(AgentOptions& options, const OpenRendezvo
   out.reaches = meeting.host;
   out.key = std::move(options.key);
   out.channels = std::move(options.channels);
+  check(Plugins::of_process().add_channels_to(out.registry));
   if (options.register_channels) options.register_channels(out.registry);
   if (options.devices) options.devices->add_to(out);
   out.max_threads = options.threads;

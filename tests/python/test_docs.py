@@ -92,7 +92,7 @@ LIBRARIES = (
     "rpc", "include", "python/csrc", "contrib/tensorpipe", "rpc/collectives", "rpc/collectives/cuda",
     "rpc/collectives/torch",
 )  # fmt: skip
-FOR_PROGRAMS = "include/tensorferry/channel.h"  # gathers headers of other folders; no library includes it
+FOR_PROGRAMS = "include/tensorferry/channel.h"  # gathers headers of other folders
 
 
 def drawn(picture: str) -> str:

@@ -177,11 +177,16 @@ def test_a_learner_fails_when_it_has_not_learned(prefix: Path) -> None:
         run("07-simulator", "main.py", *arguments)
 
 
-def test_a_channel_of_a_programs_own_carries_a_tensor(prefix: Path) -> None:
+def test_a_channel_a_reduction_and_a_converter_of_a_programs_own(prefix: Path) -> None:
     output = run("08-own-channel", "main.py", "--prefix", str(prefix))
     assert "the sum of 4 MiB of ones that went by spool: 1048576" in output
     assert "receiver: cpu -> cpu by spool" in output
     assert "  spool: usable" in output
+    assert "the receiver has the tensor on privateuseone:1" in output
+    assert "and returns it on privateuseone:1, with the sum 6" in output
+    assert "Python loaded channel spool, reduction log_add_exp" in output
+    assert "the sum is 1048576.0\na tensor goes by spool\n" in output
+    assert "log(exp(0) + exp(0)) is tensor([0.6931, 0.6931])" in output
 
 
 @started(["train.py"], ["4", "train.py"])

@@ -139,7 +139,7 @@ def test_a_timeout_among_the_options_is_a_float_like_torchs():
     [
         (None, ["cma", "mpt_uv", "basic"], {"channels": "cma,basic"}),
         (["uv"], None, {"unix_sockets": False}),
-        (["ibv", "shm"], ["basic"], {"channels": "basic"}),
+        (["ibv", "uv", "shm"], ["basic"], {"channels": "basic"}),
         (["shm"], None, {"interface": "lo"}),
     ],
 )
@@ -148,9 +148,10 @@ def test_transports_and_channels_of_tensorpipe_have_their_meaning(transports, ch
     assert options.agent_options == expected
 
 
-def test_transports_and_channels_of_tensorpipe_reach_the_agent():
+@pytest.mark.parametrize("module", [rpc, torch_rpc])
+def test_transports_and_channels_of_tensorpipe_reach_the_agent(module):
     store = dist.HashStore()
-    options = rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["cma", "basic"])
+    options = module.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["cma", "basic"])
     rpc.init_rpc("a", rpc_backend_options=options, store=store)
     try:
         with tensorferry.Agent("b", store=store):
@@ -166,6 +167,8 @@ def test_transports_and_channels_that_tensorpipe_has_not_are_refused():
         rpc.TensorPipeRpcBackendOptions(_channels=["shm"])
     with pytest.raises(ValueError, match=r"_transports names 'tcp'; TensorPipe has uv, shm, ibv"):
         rpc.TensorPipeRpcBackendOptions(_transports=["tcp"])
+    with pytest.raises(ValueError, match="names 'ibv' without 'uv': calls between hosts travel by TCP"):
+        rpc.TensorPipeRpcBackendOptions(_transports=["ibv", "shm"])
     with pytest.raises(ValueError, match="_channels is a list of names"):
         rpc.TensorPipeRpcBackendOptions(_channels="cma")
     with pytest.raises(ValueError, match="_channels is a list of names"):

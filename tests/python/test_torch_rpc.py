@@ -110,6 +110,32 @@ def test_the_variable_makes_it_the_default(default: bool) -> None:
     assert ("tensorferry" in said) == default
 
 
+def test_transports_and_channels_of_tensorpipes_options_have_their_meaning() -> None:
+    said = run_python(
+        """
+        import torch.distributed.rpc as rpc, tensorferry.torch, tempfile
+        given = rpc.TensorPipeRpcBackendOptions(
+            _transports=["uv"], _channels=["cma", "mpt_uv"], init_method="file://" + tempfile.mktemp())
+        print(tensorferry.torch._own_options(given).agent_options)
+        rpc.init_rpc("a", rank=0, world_size=1, rpc_backend_options=given)
+        print(rpc.rpc_sync("a", max, (1, 2)))
+        rpc.shutdown()
+        given = rpc.TensorPipeRpcBackendOptions(_channels=["cuda_xth"], init_method="file://" + tempfile.mktemp())
+        try:
+            tensorferry.torch.rpc.init_rpc("b", backend=rpc.BackendType.TENSORFERRY, rank=0, world_size=1,
+                                           rpc_backend_options=given)
+            rpc.shutdown()
+            print("a build for GPUs")
+        except tensorferry.errors.InvalidArgument as error:
+            print(error)
+        """,
+        TENSORFERRY_TORCH_RPC="1",
+    ).splitlines()
+    assert said[0] == "{'channels': 'cma,basic', 'unix_sockets': False}"
+    assert said[1] == "2"
+    assert said[2] == "a build for GPUs" or 'no channel "cuda_xth"; known are: ' in said[2]
+
+
 def test_torch_loads_it_by_its_entry_point(tmp_path: Path) -> None:
     declared = (ROOT / "pyproject.toml").read_text()
     assert '[project.entry-points."torch.backends"]\ntensorferry = "tensorferry_autoload:load"' in declared

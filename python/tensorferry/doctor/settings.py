@@ -22,6 +22,7 @@ VARIABLES = {
     "TENSORFERRY_TLS": r"key|off|\w+=.*",
     "TENSORFERRY_KERNEL_TLS": r"0|1",
     "TENSORFERRY_CHANNELS": r"[-\w, :]*",
+    "TENSORFERRY_PLUGINS": "",
     "TENSORFERRY_SOCKET_DIR": "",
     "TENSORFERRY_SOCKET_IFNAME": "",
     "TENSORFERRY_COLLECTIVES": r"\w+=\w+(,\w+=\w+)*",
@@ -118,7 +119,8 @@ def channels(host: Host) -> Iterator[Finding]:
     if unknown or len(changes) > 1:
         what = f"no channel {unknown[0]!r}" if unknown else "both allowed channels and changes of the default order"
         known = f"Known are {', '.join(_CHANNELS)}: name some, or put a minus before each, or a priority after each."
-        yield Finding("channels", BROKEN, f"TENSORFERRY_CHANNELS names {what}", "No agent starts.", known)
+        cost = f"No agent starts{', unless a plugin has this channel' if unknown else ''}."
+        yield Finding("channels", BROKEN, f"TENSORFERRY_CHANNELS names {what}", cost, known)
         return
     fast = ("shm", "xth", "cuda_ipc", "ibv")
     lost = [each for each in fast if ("-" + each in given if changes == {True} else each not in given)]

@@ -142,7 +142,8 @@ def init_rpc(
     for option in ("devices", "device_maps"):  # torch's base class RpcBackendOptions has neither
         if value := getattr(given, option, None):
             agent_options.setdefault(option, value)
-    agent_options = {**getattr(given, "agent_options", {}), **agent_options}
+    own_options = getattr(given, "agent_options", None)
+    agent_options = {**(options.options_of_torchs(given) if own_options is None else own_options), **agent_options}
     with _lock:
         if _is_current_rpc_agent_set():
             raise RuntimeError("RPC is already initialized")

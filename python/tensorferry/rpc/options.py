@@ -83,11 +83,29 @@ def options_of_tensorpipe_parts(
         options["channels"] = ",".join(dict.fromkeys(ours))
     if _transports is not None:
         _check_names("_transports", _transports, _TENSORPIPE_TRANSPORTS)
+        if "ibv" in _transports and "uv" not in _transports:
+            raise ValueError(
+                "_transports names 'ibv' without 'uv': calls between hosts travel by TCP, and only tensors by RDMA, by "
+                "the channel ibv. Add 'uv'"
+            )
         if "shm" not in _transports:
             options["unix_sockets"] = False
         elif len(_transports) == 1:
             options["interface"] = "lo"
     return options
+
+
+def options_of_torchs(given: object) -> dict[str, Any]:
+    """The same for options of torch's own classes, whose Python has no names for them."""
+    import torch
+
+    tensorpipe = getattr(torch._C._distributed_rpc, "_TensorPipeRpcBackendOptionsBase", ())
+    if not isinstance(given, tensorpipe):
+        return {}
+    from .. import _torch_rpc  # type: ignore[attr-defined]  # a compiled module without types
+
+    transports, channels = _torch_rpc.tensorpipe_parts(given)
+    return options_of_tensorpipe_parts(_transports=transports, _channels=channels)
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
@@ -102,13 +120,15 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             tensors in results land by its inverse. A tensor on a device that the map does not name lands on the device
             of the same index, else on the first GPU, else on the CPU (torch refuses to send it).
         devices: the local GPUs that tensors may be on; None: all. Name the GPUs of ``device_maps`` too.
-        _transports: how calls travel: ``shm`` between processes of one host, ``uv`` (or ``ibv``) by TCP. Without
-            ``shm`` they go by TCP on one host too; with ``shm`` alone no other host is reached.
+        _transports: how calls travel: ``shm`` between processes of one host, ``uv`` by TCP. Without ``shm`` they go by
+            TCP on one host too; with ``shm`` alone no other host is reached. ``ibv`` needs ``uv`` beside it, because
+            calls do not travel by RDMA; tensors do, by the channel ``ibv``.
         _channels: the channels that may carry tensors, in this order, as ``channels=`` of ``init_rpc``, which goes
             before it. TensorFerry's have TensorPipe's names; ``mpt_uv`` is ``basic``.
 
     Raises:
-        ValueError: a map of ``device_maps`` is not one to one, or TensorPipe has no such transport or channel.
+        ValueError: a map of ``device_maps`` is not one to one, TensorPipe has no such transport or channel, or
+            ``_transports`` has ``ibv`` without ``uv``.
 
     Example::
 

@@ -233,7 +233,8 @@ AT_ONCE = {
     "Registered.__enter__", "Registered.__exit__", "Registered.release", "Stream.__aiter__", "Stream.__anext__",
     "Stream.__enter__", "Stream.__exit__", "Stream.__iter__", "Stream.close", "StoreServer", "Work.__await__",
     "Work.done", "awaitable", "c10d.register", "ddp.all_reduce_hook", "ddp.bfloat16_hook", "ddp.half_hook", "empty",
-    "on_default_stream", "register", "rpc.batch", "rpc.cancelled", "rpc.counters", "rpc.deadline", "rpc.expose",
+    "load_plugin", "on_default_stream", "register", "register_converter", "register_reduction", "rpc.batch",
+    "rpc.cancelled", "rpc.counters", "rpc.deadline", "rpc.expose",
     "rpc.functions.async_execution", "rpc.get_rpc_timeout", "rpc.is_available", "rpc.peer", "rpc.publish", "rpc.trace",
     "share",
 }  # fmt: skip

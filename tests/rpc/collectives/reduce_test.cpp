@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "tensorferry/plugin.h"
 
 namespace tensorferry::collectives {
 namespace {
@@ -100,6 +101,15 @@ TEST(Reduce, RefusesWhatIsNotDefined) {
   EXPECT_FALSE(check_reduction(Reduction::average, DType::boolean).ok());
   EXPECT_FALSE(check_reduction(Reduction::premultiplied_sum, DType::int32).ok());
   EXPECT_FALSE(check_reduction(Reduction::custom, DType::float32).ok());
+}
+
+TEST(Reduce, KeepsTheNamesOfItsKindsFromPlugins) {
+  for (int kind = 0; kind <= static_cast<int>(Reduction::last); ++kind) {
+    const std::string name(name_of(static_cast<Reduction>(kind)));
+    const ReductionPlugin plugin(name, [](void*, const void*, std::size_t, DType) {});
+    EXPECT_EQ(Plugins::of_process().check().code(), Code::invalid_argument) << name;
+  }
+  EXPECT_TRUE(Plugins::of_process().check().ok());
 }
 
 TEST(Reduce, CombinesByAFunctionOfTheUsers) {

@@ -5,6 +5,7 @@
 #include "rpc/core/envelope.h"
 #include "rpc/cpp/failures.h"
 #include "tensorferry/channel.h"
+#include "tensorferry/plugin.h"
 #include "tests/agent/mail_channel.h"
 #include "tests/agent/sockets.h"
 #include "tests/rpc/cpp/typed_agents.h"
@@ -15,6 +16,7 @@ using namespace tensorferry;
 using namespace tensorferry::testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct Step {
   Tensor observation;
@@ -308,6 +310,25 @@ TEST(TypedAgent, AChannelOfTheProgramCarriesAtItsPriority) {
   const auto without = join(store, "without");
   without->serve("size", size);
   EXPECT_EQ(trainer->call<int>("without", "size", values).get(), 10'000);  // the built-in channels carry
+}
+
+TEST(TypedAgent, AChannelOfTheProcessReachesAgentsMadeWhileItIsRegistered) {
+  const auto store = local_store();
+  const auto before = join(store, "before");
+  {
+    const ChannelPlugin mail("mail", 90, [] { return std::make_unique<MailDriver>(MailBehaviour()); });
+    const auto sim = join(store, "sim");
+    const auto trainer = Agent::join({.name = "trainer", .store = store, .channels = "mail:1000"});
+    sim->serve("size", [](const Tensor& received) { return static_cast<int>(received.size()); });
+    const auto values = Tensor::from_vector(std::vector<float>(10'000));
+    EXPECT_EQ(trainer->call_with<int>({.require = "mail"}, "sim", "size", values).get(), 10'000);
+    EXPECT_THAT(trainer->explain("sim"), HasSubstr("sim: cpu -> cpu by mail"));
+    EXPECT_THAT(before->explain("sim"), Not(HasSubstr("mail: usable")));
+    const ChannelPlugin again("mail", 80, [] { return std::make_unique<MailDriver>(MailBehaviour()); });
+    const auto refused = thrown_by<InvalidArgument>([&] { join(store, "late"); });
+    EXPECT_THAT(refused, HasSubstr("\"channel mail\" is registered twice in this process"));
+  }
+  EXPECT_THAT(join(store, "after")->explain("before"), Not(HasSubstr("mail")));
 }
 
 TEST(TypedWorld, BeginsAndEndsTogether) {
