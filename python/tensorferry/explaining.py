@@ -50,10 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--to", dest="other", metavar="NAME", help="to this agent alone")
     given = parser.parse_args(arguments)
     with watcher_of(given, parser) as watcher:
-        try:
-            watcher.look()
-        except errors.Error as error:
-            parser.exit(1, f"{parser.prog}: {error}\n")
+        watcher.look()
         names = watcher.names
         if missing := [name for name in (given.one, given.other) if name and name not in names]:
             parser.exit(1, f"{parser.prog}: there is no agent {missing[0]!r}; there are {', '.join(names) or 'none'}\n")

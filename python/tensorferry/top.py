@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import errors
 from .doctor.finding import size_text
 from .watching import Watcher, add_arguments, watcher_of
 
@@ -269,7 +268,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     live.update(rich_view(folded(made, live.console.width)), refresh=True)
 
                 _show(watcher, given.interval, False, draw)
-        except errors.Error as error:
-            parser.exit(1, f"{parser.prog}: {error}\n")
         except KeyboardInterrupt:
             pass
