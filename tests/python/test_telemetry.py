@@ -12,7 +12,7 @@ import tensorferry
 from conftest import Agents
 from tensorferry import telemetry
 
-INSTALLED = importlib.util.find_spec("opentelemetry") is not None
+INSTALLED = all(importlib.util.find_spec(name) is not None for name in ("opentelemetry", "opentelemetry.sdk"))
 needs_sdk = pytest.mark.skipif(not INSTALLED, reason="opentelemetry-sdk is not installed")
 Pair = tuple[tensorferry.Agent, tensorferry.Agent]
 
