@@ -1,11 +1,28 @@
-# Sets TENSORFERRY_HAS_CUDA: ON if there is a CUDA toolkit and, if torch is used, a torch built for CUDA.
-# To build as on a machine without the toolkit: -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON.
+# Sets TENSORFERRY_HAS_CUDA: ON if there is a CUDA toolkit and, if torch is used, a torch built for CUDA. Only headers of
+# the toolkit are needed: without one, those serve that pip installs beside torch, with the package nvidia-cuda-crt.
+# To build without the CUDA parts: -DTENSORFERRY_CUDA=OFF.
+
+# Looks for the headers beside torch, and sets the variables of FindCUDAToolkit that this project reads.
+macro(tensorferry_find_cuda_beside_torch)
+  cmake_path(APPEND torch_root ../nvidia/cu13/include OUTPUT_VARIABLE cuda_beside_torch)
+  cmake_path(NORMAL_PATH cuda_beside_torch)
+  if(EXISTS "${cuda_beside_torch}/cuda.h" AND EXISTS "${cuda_beside_torch}/crt/host_defines.h")
+    file(STRINGS "${cuda_beside_torch}/cuda.h" cuda_version REGEX "^#define CUDA_VERSION [0-9]+") # 13020 is 13.2
+    string(REGEX REPLACE ".* ([0-9][0-9])0?([0-9]+)0$" "\\1.\\2" CUDAToolkit_VERSION "${cuda_version}")
+    set(CUDAToolkit_VERSION_MAJOR 13)
+    set(CUDAToolkit_INCLUDE_DIRS "${cuda_beside_torch}")
+    set(CUDAToolkit_FOUND TRUE)
+  endif()
+endmacro()
 
 set(TENSORFERRY_HAS_CUDA OFF)
 if(NOT TENSORFERRY_CUDA STREQUAL OFF)
   find_package(CUDAToolkit 13 QUIET)
+  if(NOT CUDAToolkit_FOUND AND TENSORFERRY_TORCH AND TENSORFERRY_TORCH_CUDA)
+    tensorferry_find_cuda_beside_torch()
+  endif()
   if(NOT CUDAToolkit_FOUND)
-    set(cuda_reason "no CUDA toolkit >= 13 found")
+    set(cuda_reason "no CUDA toolkit >= 13 found; with a CUDA torch, its headers do: pip install nvidia-cuda-crt")
   elseif(TENSORFERRY_TORCH AND NOT TENSORFERRY_TORCH_CUDA)
     set(cuda_reason "torch ${TENSORFERRY_TORCH_VERSION} was built without CUDA")
   else()
@@ -18,7 +35,7 @@ else()
   set(cuda_reason "TENSORFERRY_CUDA=OFF")
 endif()
 if(TENSORFERRY_HAS_CUDA)
-  message(STATUS "CUDA parts: on (toolkit ${CUDAToolkit_VERSION})")
+  message(STATUS "CUDA parts: on (${CUDAToolkit_VERSION}, ${CUDAToolkit_INCLUDE_DIRS})")
 else()
   message(STATUS "CUDA parts: off (${cuda_reason})")
 endif()

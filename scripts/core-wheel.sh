@@ -28,12 +28,13 @@ needed=$(readelf -d "$library")
 
 say "building tensorferry-core"
 stage=build/core-wheel # two folders below the root, as python/core is
-rm -rf "$stage" dist/tensorferry_core-*.whl
+rm -rf "$stage" dist/tensorferry_core-*.whl dist/repaired # an earlier run may have ended in between
 mkdir -p dist
 cp -rL python/core "$stage"
 rm -rf "$stage"/tensorferry_core/__pycache__
 cp "$library" "$stage/tensorferry_core"
-"$venv/bin/python" -m pip wheel -q "./$stage" --no-deps --no-build-isolation -w dist -C wheel.cmake=false -C wheel.platlib=true
+"$venv/bin/python" -m pip wheel -q "./$stage" --no-deps --no-build-isolation -w dist \
+  --config-settings wheel.cmake=false --config-settings wheel.platlib=true
 wheel=$(echo dist/tensorferry_core-*.whl)
 
 say "checking $wheel"
@@ -52,7 +53,7 @@ bytes=$(stat -c %s "$wheel")
 # The interpreters whose environments can be made, oldest first.
 interpreters=()
 for minor in 9 10 11 12 13 14; do
-  for python in "$(command -v "python3.$minor" || true)" "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python; do
+  for python in "$(command -v "python3.$minor" || true)" "${PYENV_ROOT:-${HOME:-/root}/.pyenv}/versions/3.$minor".*/bin/python; do
     if [ -x "$python" ] && "$python" -c 'import ensurepip, venv' 2>/dev/null; then
       interpreters+=("$python")
       break

@@ -27,9 +27,9 @@ for name in infiniband rdma; do
   [ ! -d "$verbs/$name" ] || ln -sfn "$verbs/$name" "$folder/include/$name"
 done
 rm -rf "$folder/include/openssl"
-cp -rL "$(found OPENSSL_INCLUDE_DIR)/openssl" "$folder/include"
+cp -rL --preserve=timestamps "$(found OPENSSL_INCLUDE_DIR)/openssl" "$folder/include" # else all would be built again
 of_machine=/usr/include/$(uname -m)-linux-gnu/openssl # where Debian has OpenSSL's configuration
-[ ! -d "$of_machine" ] || cp -rL "$of_machine" "$folder/include"
+[ ! -d "$of_machine" ] || cp -rL --preserve=timestamps "$of_machine" "$folder/include"
 
 zig=$(echo "$folder"/venv/lib/python3*/site-packages/ziglang/zig)
 export ZIG_GLOBAL_CACHE_DIR=$folder/cache ZIG_LOCAL_CACHE_DIR=$folder/cache

@@ -29,7 +29,7 @@ if [ "$built" = --of-build ]; then
     grep '^project(tensorferry VERSION' CMakeLists.txt
     echo 'install(DIRECTORY installed/ DESTINATION . COMPONENT python)'
   } >"$stage/CMakeLists.txt"
-  "$venv/bin/python" -m pip wheel -q "./$stage" --no-deps --no-build-isolation -w dist -C build.targets=all
+  "$venv/bin/python" -m pip wheel -q "./$stage" --no-deps --no-build-isolation -w dist --config-settings build.targets=all
   built=$(echo dist/tensorferry-*.whl)
 elif [ -z "$built" ]; then
   scripts/system.sh build
@@ -47,6 +47,7 @@ for name in _C.pyi py.typed _build_info.py __main__.py doctor/__init__.py; do
   grep -q "^tensorferry/$name " <<<"$files" || die "$built lacks tensorferry/$name"
 done
 scripts/venv.sh wheel
+rm -rf dist/repaired # an earlier run may have ended in between
 PATH=$venv/bin:$PATH "$venv/bin/python" -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' \
   --exclude 'libcud*' --exclude 'libnv*' -w dist/repaired "$built" # finds patchelf
 rm "$built"

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import bench, doctor, explaining, key, top, trace, tune
+from . import bench, doctor, errors, explaining, key, top, trace, tune
 
 COMMANDS = {
     "bench": (bench.main, "measure calls on this machine beside torch.distributed.rpc, in a minute"),
@@ -20,7 +20,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command that the first argument names with the rest of them."""
+    """Runs the command that the first argument names with the rest. Its error ends the program with one line."""
     parser = argparse.ArgumentParser(
         prog="tensorferry",
         epilog="\n".join(f"{name:8} {text}" for name, (_, text) in COMMANDS.items()),
@@ -28,8 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("command", choices=COMMANDS)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    run, _ = COMMANDS[parser.parse_args(given[:1]).command]
-    run(given[1:])
+    command = parser.parse_args(given[:1]).command
+    run, _ = COMMANDS[command]
+    try:
+        run(given[1:])
+    except errors.Error as error:
+        parser.exit(1, f"tensorferry {command}: {error}\n")
+    except KeyboardInterrupt:
+        sys.exit(130)  # as a shell says of a command that Ctrl-C has ended
 
 
 if __name__ == "__main__":

@@ -6,13 +6,16 @@ Both are measured in turns, because other programs of the machine come and go. `
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import select
 import socket
 import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,6 +58,7 @@ def _operation(rpc: Any, row: dict[str, int]) -> Callable[[], object]:
 def _member(kind: str, rank: int, port: int) -> None:
     """One of the two processes. That of rank 0 measures what its input asks for, and prints medians in seconds."""
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # torch.distributed.rpc's start warns of what torch itself does
     if kind == KINDS[0]:
         from . import rpc
     else:
@@ -88,25 +92,40 @@ class _Pair:
         self._other = subprocess.Popen([*command, "1"], stdin=subprocess.DEVNULL)
         self._caller = subprocess.Popen([*command, "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._kind = kind
-        self._line()
+        try:
+            self._line()
+        except BaseException:
+            self.close()
+            raise
 
     def _line(self) -> str:
+        """Returns what the caller prints next. It prints one line for each that it is asked for.
+
+        Raises:
+            InternalError: one of the two processes has ended.
+        """
         assert self._caller.stdout is not None
+        while not select.select([self._caller.stdout], [], [], 0.5)[0]:
+            if (status := self._other.poll()) is not None:  # the caller may wait for it for minutes
+                self._caller.kill()
+                raise errors.InternalError(f"{self._kind} cannot be measured: its second process has ended ({status})")
         line = self._caller.stdout.readline()
         if not line:
-            self.close()
+            self._other.kill()
             raise errors.InternalError(f"{self._kind} cannot be measured here: its error is above")
         return line
 
     def measure(self, row: dict[str, int], seconds: float) -> float:
         assert self._caller.stdin is not None
-        self._caller.stdin.write(json.dumps({**row, "seconds": seconds}) + "\n")
-        self._caller.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and prints no line
+            self._caller.stdin.write(json.dumps({**row, "seconds": seconds}) + "\n")
+            self._caller.stdin.flush()
         return float(self._line())
 
     def close(self) -> None:
         assert self._caller.stdin is not None
-        self._caller.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._caller.stdin.close()
         for process in (self._caller, self._other):
             try:
                 process.wait(20)

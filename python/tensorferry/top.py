@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from .doctor.finding import size_text
 from .watching import Watcher, add_arguments, watcher_of
 
-__all__ = ["Table", "main", "plain", "rich_view", "tables"]
+__all__ = ["Table", "folded", "main", "plain", "rich_view", "tables"]
 
 Seen = Mapping[str, Mapping[str, Any]]  # by agent: what observing.observe() says
 _MOST_ROWS = 40
@@ -162,12 +163,37 @@ def tables(now: Seen, before: Seen, seconds: float, gone: Mapping[str, str]) -> 
     return [made[0], *(table for table in made[1:] if table.rows)]
 
 
+def _widths(table: Table) -> list[int]:
+    rows = [table.columns, *table.rows[:_MOST_ROWS]]
+    return [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
+
+
+def folded(made: Sequence[Table], width: int) -> list[Table]:
+    """Returns the tables with each that is wider than ``width`` characters split into parts. A part has the first
+    column and as many of the others, in their order, as fit; at least one."""
+    out = []
+    for table in made:
+        widths = _widths(table)
+        parts, used = [[0]], widths[0]
+        for i in range(1, len(widths)):
+            if len(parts[-1]) > 1 and used + 2 + widths[i] > width:
+                parts.append([0])
+                used = widths[0]
+            parts[-1].append(i)
+            used += 2 + widths[i]
+        for number, part in enumerate(parts):
+            title = f"{table.title}, continued" if number else table.title
+            rows = [tuple(row[i] for i in part) for row in table.rows]
+            out.append(Table(title, tuple(table.columns[i] for i in part), rows))
+    return out
+
+
 def plain(made: Sequence[Table]) -> str:
-    """Returns the tables as text."""
+    """Returns the tables as text, for any width. :func:`folded` makes them narrower."""
     out = []
     for table in made:
         rows = [table.columns, *table.rows[:_MOST_ROWS]]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
+        widths = _widths(table)
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         left = len(table.rows) - _MOST_ROWS
         out += [f"{table.title}:", *(f"  {line}" for line in lines), *([f"  and {left} more"] if left > 0 else []), ""]
@@ -175,7 +201,7 @@ def plain(made: Sequence[Table]) -> str:
 
 
 def rich_view(made: Sequence[Table]) -> Any:
-    """Returns the tables for a console of rich.
+    """Returns the tables for a console of rich. It cuts what is wider than it: see :func:`folded`.
 
     Raises:
         ImportError: rich is not installed.
@@ -188,13 +214,18 @@ def rich_view(made: Sequence[Table]) -> Any:
     for table in made:
         view = RichTable(title=table.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         for column in table.columns:
-            view.add_column(column, style="cyan" if column == table.columns[0] else None, no_wrap=True)
+            style = "cyan" if column == table.columns[0] else None
+            view.add_column(column, style=style, no_wrap=column != "why")
         for row in table.rows[:_MOST_ROWS]:
             view.add_row(*(Text(cell) for cell in row))
         if len(table.rows) > _MOST_ROWS:
             view.add_row(f"and {len(table.rows) - _MOST_ROWS} more")
         views.append(view)
     return Group(*views)
+
+
+def _clear_and_print(made: list[Table]) -> None:
+    print("\033[H\033[2J" + plain(folded(made, shutil.get_terminal_size().columns)), flush=True)
 
 
 def _show(watcher: Watcher, interval: float, once: bool, draw: Callable[[list[Table]], None]) -> None:
@@ -229,9 +260,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             try:
                 from rich.live import Live
             except ImportError:
-                _show(watcher, given.interval, False, lambda made: print("\033[H\033[2J" + plain(made), flush=True))
+                _show(watcher, given.interval, False, _clear_and_print)
                 return
             with Live(screen=True, auto_refresh=False) as live:
-                _show(watcher, given.interval, False, lambda made: live.update(rich_view(made), refresh=True))
+
+                def draw(made: list[Table]) -> None:
+                    live.update(rich_view(folded(made, live.console.width)), refresh=True)
+
+                _show(watcher, given.interval, False, draw)
         except KeyboardInterrupt:
             pass

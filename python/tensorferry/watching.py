@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,8 @@ from .agent import Agent
 __all__ = ["PATIENCE", "Watcher", "add_arguments", "watcher_of"]
 
 PATIENCE = 3.0  # seconds for an answer
+_STORE_TIMEOUT = 10.0  # seconds to reach the store
+_ASKED_AGAIN = 10.0  # seconds after which an agent that was gone is asked again: it may have been started again
 
 
 class Watcher:
@@ -27,6 +30,7 @@ class Watcher:
 
     Raises:
         Unauthenticated: the cluster key is another one. DeadlineExceeded, ConnectionLost: no store is there.
+        ValueError: ``store`` is no such text.
     """
 
     def __init__(
@@ -38,15 +42,18 @@ class Watcher:
         name = f"watcher-{os.getpid()}"
         if store.startswith("tf://"):
             host, _, port = store.removeprefix("tf://").rpartition(":")
-            met = rendezvous.connect_store(host, int(port), timeout=10)
+            if not host or not port.isdecimal() or int(port) > 65535:
+                raise ValueError(f"{store!r} is not tf://HOST:PORT")
+            met = rendezvous.connect_store(host, int(port), timeout=_STORE_TIMEOUT)
             self.agent = Agent(name, store=met, reaches=host, **options)
         else:
             method = store if "://" in store else f"tcp://{store}"
-            meeting = rendezvous.meet(method, None, -1, None, 10)
+            meeting = rendezvous.meet(method, None, -1, None, _STORE_TIMEOUT)
             self.agent = Agent(name, store=meeting.store, reaches=meeting.host, **options)
         self._world_size = world_size
         self._names = set(names)
         self._gone: dict[str, str] = {}
+        self._gone_since: dict[str, float] = {}
 
     def __enter__(self) -> Watcher:
         return self
@@ -75,7 +82,13 @@ class Watcher:
             rank += 1
 
     def look(self) -> dict[str, dict[str, Any]]:
-        """Asks all agents, and those that they are linked with. Returns what observing.observe() says of each."""
+        """Asks all agents, and those that they are linked with. Returns what observing.observe() says of each.
+
+        One that is gone is asked again every 10 s.
+        """
+        for name, since in list(self._gone_since.items()):
+            if time.monotonic() - since >= _ASKED_AGAIN:
+                del self._gone[name], self._gone_since[name]
         if not self._names:
             self._find_ranks()
         seen: dict[str, dict[str, Any]] = {}
@@ -86,6 +99,7 @@ class Watcher:
                     seen[name] = future.wait()
                 except errors.Error as error:
                     self._gone[name] = f"{type(error).__name__}: {error}"
+                    self._gone_since[name] = time.monotonic()
                 else:
                     self._names |= {link["peer"] for link in seen[name]["links"] if link["state"] == "up"}
         return seen
@@ -120,5 +134,8 @@ def watcher_of(given: argparse.Namespace, parser: argparse.ArgumentParser) -> Wa
     """Joins the job that the arguments name; ends the program with the reason if it cannot."""
     try:
         return Watcher(given.store, given.world_size, given.agents, given.patience)
-    except (errors.Error, ValueError) as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
+    except ValueError as error:
+        parser.error(str(error))
+    except errors.Error as error:
+        hint = "" if "://" in given.store else f". If a StoreServer serves there, the address is tf://{given.store}"
+        parser.exit(1, f"{parser.prog}: {error}{hint}\n")

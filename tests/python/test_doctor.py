@@ -569,13 +569,12 @@ def test_wrong_arguments_are_named(arguments: list[str], said: str, capsys: pyte
     assert said in capsys.readouterr().err
 
 
-def test_the_command_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    from tensorferry import __main__ as command
-
-    with pytest.raises(SystemExit, match="0"):
-        command.main(["--help"])
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in command.COMMANDS)
-    with pytest.raises(SystemExit, match="2"):
-        command.main(["dctor"])
-    assert "invalid choice: 'dctor'" in capsys.readouterr().err
+def test_a_host_on_which_no_agent_starts_is_still_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TENSORFERRY_KEY_FILE", "/no/such/file")
+    with pytest.raises(SystemExit, match="1"):
+        doctor.main(["local", "--json"])
+    findings = [doctor.Finding(**each) for each in json.loads(capsys.readouterr().out)["findings"]]
+    check_named(findings, "key", "broken", "No such file")
+    check_named(findings, "peer", "broken", "has ended")

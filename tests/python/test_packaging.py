@@ -41,6 +41,14 @@ def test_the_release_has_wheels_for_both_processors_and_each_torch() -> None:
     assert jobs["torch"]["strategy"]["matrix"]["torch"] == [f"2.{minor}" for minor in range(int(oldest), int(beyond))]
 
 
+def test_the_wheels_of_the_release_have_gpus_and_rdma() -> None:
+    torch = read_yaml(".github/workflows/release.yml")["jobs"]["torch"]["env"]
+    # The containers have no CUDA toolkit: see cmake/Cuda.cmake.
+    assert "nvidia-cuda-crt" in torch["CIBW_BEFORE_BUILD"] and "built.CUDA" in torch["CIBW_TEST_COMMAND"]
+    assert "rdma-core-devel" in (TREE / "scripts/manylinux.sh").read_text()
+    assert "libibverbs-dev" in (TREE / "packaging/Dockerfile").read_text()
+
+
 def test_the_recipes_have_the_version_and_the_packages_of_the_tree() -> None:
     recipe = read_yaml("packaging/conda/recipe.yaml")
     assert recipe["context"]["version"] == VERSION

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import tensorferry
 from conftest import Agents
 from tensorferry import telemetry
 
-INSTALLED = importlib.util.find_spec("opentelemetry") is not None
+INSTALLED = all(importlib.util.find_spec(name) is not None for name in ("opentelemetry", "opentelemetry.sdk"))
 needs_sdk = pytest.mark.skipif(not INSTALLED, reason="opentelemetry-sdk is not installed")
 Pair = tuple[tensorferry.Agent, tensorferry.Agent]
 
@@ -20,7 +21,15 @@ def double(number: int) -> int:
     return 2 * number
 
 
-@pytest.mark.skipif(INSTALLED, reason="opentelemetry is installed")
+@pytest.fixture
+def without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides OpenTelemetry from this process."""
+    for name in [each for each in sys.modules if each.partition(".")[0] == "opentelemetry"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+
+
+@pytest.mark.usefixtures("without_opentelemetry")
 def test_without_opentelemetry_the_error_says_what_to_install() -> None:
     with pytest.raises(ImportError, match="pip install opentelemetry-api"):
         telemetry.traced(double)
@@ -28,6 +37,7 @@ def test_without_opentelemetry_the_error_says_what_to_install() -> None:
         telemetry.export_metrics()
 
 
+@pytest.mark.usefixtures("without_opentelemetry")
 def test_a_callee_without_opentelemetry_runs_the_function_all_the_same(pair: Pair) -> None:
     call = telemetry.TracedCall(double, {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"})
     assert pair[0].rpc_sync("b", call, args=(4,)) == 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import tensorferry
 import torch
 import torch.distributed as dist
 from conftest import eventually
-from tensorferry import Agent, StoreServer, connect_store, explaining, observing, top
+from tensorferry import Agent, StoreServer, connect_store, explaining, observing, top, watching
 from tensorferry.watching import Watcher
 
 KEY = "a key of at least 16 bytes"
@@ -66,6 +67,16 @@ def test_agents_are_found_by_rank_and_by_the_links_of_others(job: Job) -> None:
         job.agents[1].leave()
         assert sorted(watcher.look()) == ["guest", "one"]
         assert "two" in watcher.gone
+
+
+def test_an_agent_that_was_gone_is_seen_when_it_is_back(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Watcher(job.where, patience=PATIENCE) as watcher:
+        assert "two" in watcher.look()
+        job.agents[1].leave()
+        assert eventually(lambda: "two" not in watcher.look()) and "two" in watcher.gone
+        job.agents[1] = Agent("two", 1, store=job.store)
+        monkeypatch.setattr(watching, "_ASKED_AGAIN", 0.0)
+        assert eventually(lambda: "two" in watcher.look()) and watcher.gone == {}
 
 
 def test_an_agent_that_serves_exposed_functions_alone_is_seen_too() -> None:
@@ -138,6 +149,31 @@ def test_the_picture_of_rich_has_the_same_rows(job: Job) -> None:
     assert "[bold]one" in console.export_text()
 
 
+def test_a_terminal_of_80_columns_shows_each_cell_whole(job: Job) -> None:
+    job.agents[0].rpc_sync("two", torch.add, args=(torch.ones(1 << 18), 1))
+    seen = {each.name: observing.observe(each) for each in job.agents}
+    why = "ConnectionLost: " + "its process has ended " * 6
+    made = top.tables(seen, {}, 1.0, {"three": why})
+    parts = top.folded(made, 80)
+    assert [part.title for part in parts][:2] == ["agents", "agents, continued"]
+    assert all(part.columns[0] == "agent" for part in parts[:2])
+    assert sorted({*parts[0].columns, *parts[1].columns}) == sorted(made[0].columns)
+    of_agents = [part for part in parts if part.title.startswith("agents")]
+    assert all(len(line) <= 80 for line in top.plain(of_agents).splitlines())
+    console = pytest.importorskip("rich.console").Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(top.rich_view(parts))
+    shown = console.export_text()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown and f"{os.uname().nodename}:{os.getpid()}" in shown
+    assert " ".join(shown.split()).count("its process has ended") == 6
+
+
+def test_tables_that_fit_are_not_folded(job: Job) -> None:
+    made = top.tables({"one": observing.observe(job.agents[0])}, {}, 1.0, {})
+    assert top.folded(made, 1000) == [top.Table(each.title, each.columns, list(each.rows)) for each in made]
+    narrow = top.folded(made[:1], 1)
+    assert [len(part.columns) for part in narrow] == [2] * (len(made[0].columns) - 1)
+
+
 def run(command: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tensorferry", command, *arguments],
@@ -170,6 +206,25 @@ def test_a_job_of_torchs_store_is_found_by_the_environment() -> None:
         assert "worker0" in shown.stdout
     finally:
         agent.leave()
+
+
+@pytest.mark.parametrize(("command", "where"), [(top, "tf://127.0.0.1:http"), (explaining, "tf://127.0.0.1")])
+def test_an_address_that_is_none_is_named(command: Any, where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main([where])
+    assert f"{where!r} is not tf://HOST:PORT" in capsys.readouterr().err
+
+
+def test_an_address_without_a_scheme_names_the_one_of_a_store_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watching, "_STORE_TIMEOUT", 0.5)
+    with socket.socket() as silent:  # it keeps the port from others, and takes no connections
+        silent.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(SystemExit, match="1"):
+            top.main([where, "--once"])
+    assert f"the address is tf://{where}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from .. import errors
 from ..progress import Progress
 from . import gpus, limits, memory, network, peer, rdma, report, settings
 from .finding import BROKEN, Finding, Host, run
@@ -65,6 +66,16 @@ def _serve(where: tuple[str, int], while_stdin: bool) -> None:
         pass
 
 
+def _measured(where: tuple[str, int], progress: Progress) -> tuple[list[Finding], list[Path]]:
+    if where != _LOCAL:
+        return peer.ask(*where, say=progress.say)
+    try:
+        with peer.local_peer() as local:
+            return peer.ask(*local, say=progress.say)
+    except errors.InternalError as error:
+        return [Finding("peer", BROKEN, str(error), "No agent starts on this host.", "Mend what is broken above.")], []
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line: ``tensorferry doctor [PEER]``. The exit status is 1 if something is broken."""
     parser = argparse.ArgumentParser(
@@ -93,11 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         findings = examine()
         if given.peer:
             progress.say("reaching the peer")
-            if given.peer == _LOCAL:
-                with peer.local_peer() as where:
-                    more, paths = peer.ask(where[0], where[1], say=progress.say)
-            else:
-                more, paths = peer.ask(given.peer[0], given.peer[1], say=progress.say)
+            more, paths = _measured(given.peer, progress)
             findings += more
     print(report.as_json(findings, paths) if given.json else report.as_text(findings, paths))
-    sys.exit(any(finding.state == BROKEN for finding in findings))
+    sys.exit(1 if any(finding.state == BROKEN for finding in findings) else 0)
