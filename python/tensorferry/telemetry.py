@@ -23,7 +23,7 @@ def _api() -> tuple[Any, Any, Any]:
         ImportError: opentelemetry-api is not installed.
     """
     try:
-        from opentelemetry import metrics as api  # type: ignore[import-not-found]
+        from opentelemetry import metrics as api
         from opentelemetry import propagate, trace
     except ImportError as error:
         raise ImportError("tensorferry.telemetry needs OpenTelemetry: pip install opentelemetry-api") from error
