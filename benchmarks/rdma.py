@@ -106,7 +106,7 @@ def ours(channels: str, kind: str, size: int, callers: int) -> Measure:
         options = {"kind": kind, "bytes": str(size), "callers": str(callers), "cards": ",".join(lab.cards)}
         if channels != "basic" and (kind == "tensors" or size >= SMALLEST):
             options["require"] = "ibv"
-        return lab.programs.run("cpp_transfer", HERE, SECONDS, transport="tcp", channels=channels, **options)
+        return lab.programs.run("cpp_transfer", HERE, SECONDS, {}, transport="tcp", channels=channels, **options)
 
     return measure
 
