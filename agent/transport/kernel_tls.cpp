@@ -76,6 +76,21 @@ bool set(int socket, int direction, const Digest& secret) noexcept {
   return done;
 }
 
+/// As recvmsg(2), without waiting. `type`: set to that of the record out of which the bytes are.
+std::ptrdiff_t receive(int socket, std::span<iovec> into, int& type) noexcept {
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(unsigned char))> about{};
+  msghdr message{};
+  message.msg_iov = into.data();
+  message.msg_iovlen = into.size();
+  message.msg_control = about.data();
+  message.msg_controllen = about.size();
+  const auto got = ::recvmsg(socket, &message, MSG_DONTWAIT);
+  const auto* const header = got > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
+  if (header != nullptr && header->cmsg_level == SOL_TLS && header->cmsg_type == TLS_GET_RECORD_TYPE)
+    type = *CMSG_DATA(header);
+  return got;
+}
+
 }  // namespace
 
 void TrafficSecrets::note(std::string_view line) noexcept {
@@ -104,18 +119,9 @@ Taken take(int socket, const TrafficSecrets& secrets, Side mine) {
 }
 
 std::ptrdiff_t read(int socket, std::span<iovec> into, Aside& aside) {
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(unsigned char))> about{};
-  msghdr message{};
-  message.msg_iov = into.data();
-  message.msg_iovlen = into.size();
-  message.msg_control = about.data();
-  message.msg_controllen = about.size();
-  const auto got = ::recvmsg(socket, &message, MSG_DONTWAIT);
-  if (got <= 0) return got;
-  const auto* const header = CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_level != SOL_TLS || header->cmsg_type != TLS_GET_RECORD_TYPE) return got;
-  const int type = *CMSG_DATA(header);
-  if (type == data_record) return got;
+  int type = data_record;
+  const auto got = receive(socket, into, type);
+  if (got <= 0 || type == data_record) return got;
   aside.present = true;
   if (type == alert_record) {  // a level and a description
     std::array<unsigned char, 2> alert{};
@@ -123,7 +129,8 @@ std::ptrdiff_t read(int socket, std::span<iovec> into, Aside& aside) {
     for (const auto& part : into)
       for (std::size_t i = 0; i < part.iov_len && at < alert.size() && static_cast<std::ptrdiff_t>(at) < got; ++i)
         alert[at++] = static_cast<const unsigned char*>(part.iov_base)[i];
-    if (at == 1 && ::recv(socket, &alert[1], 1, MSG_DONTWAIT) == 1) ++at;
+    iovec rest{&alert[1], 1};
+    if (at == 1 && receive(socket, {&rest, 1}, type) == 1 && type == alert_record) ++at;
     if (at == alert.size()) aside.alert = alert[1];
   }
   errno = EPROTO;

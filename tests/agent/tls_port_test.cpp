@@ -186,6 +186,7 @@ TEST_F(TlsPorts, ReadAndWriteAtOnce) {
 }
 
 TEST_F(TlsPorts, EndAtACorruptRecordByName) {
+  if (a->by_kernel()) GTEST_SKIP() << "the kernel would encrypt what this test forges";
   const std::string forged("\x17\x03\x03\x00\x20 these bytes were not encrypted.", 37);
   ASSERT_EQ(::send(a->descriptor(), forged.data(), forged.size(), 0), static_cast<ssize_t>(forged.size()));
   Bytes got(10);
