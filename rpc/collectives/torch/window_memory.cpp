@@ -1,5 +1,6 @@
 #include "rpc/collectives/torch/window_memory.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <charconv>
