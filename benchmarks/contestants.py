@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch.distributed
 
 from benchmarks.hogs import Hogs
 from benchmarks.native import Missing, Programs
@@ -207,6 +210,39 @@ def group(who: str, operation: str, ranks: int, sizes: Mapping[str, int], apart:
         return {size: slowest([samples[size] for samples in found.values()]) for size in sizes}
 
     return Contestant(lambda lab: lab.group(ranks, apart), measure)
+
+
+def after_a_death(who: str, ranks: int, reducing: bool) -> Contestant:
+    """A process group of new processes whose last rank is killed: from the signal to the end of the first all_reduce of
+    the survivors, which reconfigure the group, at the slowest of them. `reducing`: they wait in an all_reduce, and
+    reconfigure when it fails. Else they are idle, and reconfigure because they are told of the death."""
+    pause = 0.5  # seconds; the survivors wait in the all_reduce by then
+
+    def measure(lab: Lab, placement: Placement) -> Samples:
+        workloads = "benchmarks.group_workloads"
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Team("torch.distributed", ranks, joined=False, forked=True, workloads=workloads) as team,
+        ):
+            given = {"backend": BACKENDS[who], "store": str(Path(folder) / "store"), "world_size": ranks}
+            joining = {rank: ("stand_by", {"rank": rank, **given}) for rank in range(ranks)}
+            told = team.run(placement, joining, 120)
+            first = {"handles": [told[rank] for rank in range(ranks)]}
+            told = team.run(placement, {rank: ("begin", first) for rank in range(ranks)}, 120)
+            then = {"handles": [told[rank] for rank in range(ranks - 1)], "reducing": reducing}
+            killed: list[int] = []
+            timer = threading.Timer(pause if reducing else 0, lambda: killed.append(team.kill(ranks - 1)))
+            timer.start()
+            if not reducing:
+                timer.join()
+            ended = team.run(placement, {rank: ("survive", then) for rank in range(ranks - 1)}, 120)
+        return [max(ended.values()) - killed[0]]
+
+    def prepare(_: Lab) -> None:
+        if not hasattr(torch.distributed, "_reconfigure"):
+            raise Missing("this version of torch cannot reconfigure a process group")
+
+    return Contestant(prepare, measure)
 
 
 def slowest(samples: Sequence[Samples]) -> Samples:

@@ -1,7 +1,7 @@
 """What the ranks of a group do while they are measured: the same operations of torch.distributed on two backends.
 
 Each rank has a process group of Gloo and one of TensorFerry. Every input is rewritten before each operation. A sample
-is the time from a common start to the end at this rank.
+is the time from a common start to the end at this rank. Groups that lose a rank are of processes of their own.
 """
 
 from __future__ import annotations
@@ -140,3 +140,45 @@ def _repeat(repeated: Operation, seconds: float) -> list[int]:
     samples = [once() for _ in range(min(max(count, FEWEST), MOST))]
     repeated.check()
     return samples
+
+
+def stand_by(_: ModuleType, backend: str, store: str, rank: int, world_size: int) -> str:
+    """Begins a process group of `backend` that reconfigure() forms. Returns the handle of this rank."""
+    torch.set_num_threads(1)
+    place, wait = dist.FileStore(store), timedelta(seconds=20)
+    dist.init_process_group(
+        backend, store=place, rank=rank, world_size=world_size, timeout=wait, enable_reconfigure=True
+    )
+    return _handle()
+
+
+def _handle() -> str:
+    handle: str = dist._get_reconfigure_handle()
+    return handle
+
+
+def _reconfigure(uuid: int, handles: list[str]) -> int:
+    """Forms the group of these ranks, in which each reduces a tensor. Returns when that has ended."""
+    dist._reconfigure(uuid, handles).wait()
+    tensor = torch.full((256,), dist.get_rank() + 1.0)
+    dist.all_reduce(tensor)
+    end = time.perf_counter_ns()
+    if not bool((tensor == sum(range(1, len(handles) + 1))).all()):
+        raise AssertionError(f"an operation after reconfigure() wrote {tensor[:3].tolist()}...")
+    return end
+
+
+def begin(_: ModuleType, handles: list[str]) -> str:
+    """Forms the group for the first time. Returns the handle of this rank from then on."""
+    _reconfigure(1, handles)
+    return _handle()
+
+
+def survive(_: ModuleType, handles: list[str], reducing: bool) -> int:
+    """Reconfigures the group without the rank that has died. `reducing`: reduces before, until that fails."""
+    try:
+        while reducing:
+            dist.all_reduce(torch.ones(256))
+    except RuntimeError:
+        pass
+    return _reconfigure(2, handles)

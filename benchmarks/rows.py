@@ -36,6 +36,7 @@ from benchmarks.contestants import (
     Contestant,
     Scale,
     actors,
+    after_a_death,
     beside_blocking,
     between_hosts,
     carried,
@@ -53,6 +54,7 @@ from benchmarks.contestants import (
 from benchmarks.placement import Placement
 from benchmarks.units import (
     MICROSECONDS,
+    MILLISECONDS,
     PERCENT,
     SECONDS,
     SHARE_OF_CORE,
@@ -431,6 +433,18 @@ def _group(where: str, operation: str) -> Row:
     )
 
 
+def _after_a_death(name: str, title: str, reducing: bool) -> Row:
+    return Row(
+        f"reconfigure-{name}",
+        f"SIGKILL of one of 4 ranks, {title}: to the first all_reduce after reconfigure()",
+        (Figure(MILLISECONDS, {GLOO: 2}),),
+        ours=after_a_death(OURS, 4, reducing),
+        peers={GLOO: after_a_death(GLOO, 4, reducing)},
+        rounds=1 if reducing else None,  # Gloo's time-out ends the wait
+        once=reducing,
+    )
+
+
 # A send has two ranks, and the memory of tensorferry.empty() is for one host.
 NOT_IN_GROUPS = {("4", "send"), ("network", "all_reduce_empty")}
 
@@ -613,6 +627,8 @@ ROWS = [
         for operation in OPERATIONS
         if (where, operation) not in NOT_IN_GROUPS
     ],
+    _after_a_death("told", "of which the others are told", False),
+    _after_a_death("reducing", "which ends the all_reduce of the others", True),
     Row("idle-cpu", "idle agent", (Figure(SHARE_OF_CORE),), idle(OURS), {TORCH: idle(TORCH)}, rounds=3),
     Row("idle-threads", "idle agent", (Figure(THREADS),), threads(OURS), {TORCH: threads(TORCH)}, rounds=1),
 ]

@@ -19,6 +19,7 @@ class Unit:
 
 
 MICROSECONDS = Unit("us", 1e3)
+MILLISECONDS = Unit("ms", 1e6)
 SECONDS = Unit("s", 1e9)
 # These hold on any machine, so that they may be quoted as they are.
 SHARE_OF_CORE = Unit("% of a core", 1e-2)

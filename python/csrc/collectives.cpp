@@ -26,6 +26,7 @@
 #include "rpc/collectives/torch/interruptions.h"
 #include "rpc/collectives/torch/process_group.h"
 #include "rpc/collectives/torch/symmetric.h"
+#include "rpc/regions/service.h"
 #include "rpc/tensor.h"
 
 namespace tensorferry::python {
@@ -450,16 +451,19 @@ void bind_process_group(py::module_& module) {
 
   py::class_<TorchProcessGroup, c10d::Backend, IntrusiveWithoutGil<TorchProcessGroup>>(
       module, "ProcessGroup", "The backend of torch.distributed over a group.")
-      .def(py::init(torch::wrap_pybind_function([](const std::shared_ptr<Groups>& groups,
-                                                   const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                   const TorchGroupOptions& given, std::string name, double timeout,
-                                                   std::vector<std::uint64_t> global_ranks, bool enable_reconfigure) {
-             auto chosen = options_for(given, std::move(name), timeout, std::move(global_ranks), enable_reconfigure);
-             const GilReleased released;
-             return TorchProcessGroup::meet_at(store, groups, rank, size, std::move(chosen));
-           })),
+      .def(py::init(torch::wrap_pybind_function(
+               [](const std::shared_ptr<Groups>& groups, const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                  int size, const TorchGroupOptions& given, std::string name, double timeout,
+                  std::vector<std::uint64_t> global_ranks, const std::shared_ptr<regions::RegionService>& service,
+                  bool enable_reconfigure) {
+                 auto chosen =
+                     options_for(given, std::move(name), timeout, std::move(global_ranks), enable_reconfigure);
+                 chosen->regions = [weak = std::weak_ptr(service)] { return weak.lock(); };
+                 const GilReleased released;
+                 return TorchProcessGroup::meet_at(store, groups, rank, size, std::move(chosen));
+               })),
            py::arg("groups"), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("name"),
-           py::arg("timeout"), py::arg("global_ranks"), py::arg("enable_reconfigure") = false)
+           py::arg("timeout"), py::arg("global_ranks"), py::arg("regions"), py::arg("enable_reconfigure") = false)
       .def_property_readonly("group", torch::wrap_pybind_function_no_gil([](TorchProcessGroup& self) {
                                return shared_without_gil(self.shared_group());
                              }))

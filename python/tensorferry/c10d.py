@@ -26,6 +26,7 @@ from torch.distributed import distributed_c10d
 from . import _C, errors
 from .agent import Agent
 from .collectives import Group, _groups_of
+from .regions import service_of
 from .rendezvous import check_place, url_for_torch
 
 __all__ = ["Options", "group_of", "register"]
@@ -239,6 +240,7 @@ def _make(options: Any, pg_options: Any = None) -> Any:
             options.group_id or "default",
             seconds,
             options.global_ranks_in_group,
+            service_of(agent),  # for windows
             getattr(options, "enable_reconfigure", False),  # torch 2.11 lacks it
         )
 

@@ -450,8 +450,7 @@ void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupte
 
 // ---- sends and receives
 
-RawGroup::Work RawGroup::transfer(StartOptions options, std::string text,
-                                  const std::function<std::shared_ptr<Delivery>(UniqueFunction<void(Status)>)>& begin) {
+RawGroup::Work RawGroup::transfer(StartOptions options, std::string text, const BeginTransfer& begin) {
   const auto timeout = options.timeout.count() > 0 ? options.timeout : settings_.timeout;
   auto work = std::make_shared<GroupWork>(shared_from_this(), clock().now() + timeout, std::move(text));
   if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});

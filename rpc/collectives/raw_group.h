@@ -116,6 +116,14 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   /// latest. False: `interrupted` ended the wait, and the operation that this thread ran.
   bool end_started(const std::function<bool()>& interrupted = {});
 
+  // For transfers between two ranks by other ways than messages, such as a write to memory of the other.
+  using BeginTransfer = std::function<std::shared_ptr<Delivery>(UniqueFunction<void(Status)> told)>;
+  /// Starts a transfer that errors name `text`. `begin` starts it, and returns a delivery of `told` which completes at
+  /// its end, perhaps before `begin` returns. If the work ends first (late, withdrawn), the delivery is completed then.
+  Work transfer(StartOptions options, std::string text, const BeginTransfer& begin);
+  /// Returns why sends and receives among the ranks do not go on; Ok while they do.
+  [[nodiscard]] Status over() const;
+
   // For operations on devices.
   /// Starts an operation that `run` performs, on the thread that runs operations and in their order.
   Work perform(StartOptions options, UniqueFunction<Status(const WaitLimits&)> run);
@@ -189,8 +197,6 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   using Run = UniqueFunction<Status(const WaitLimits&)>;
 
   Work start(StartOptions options, Run run);
-  Work transfer(StartOptions options, std::string text,
-                const std::function<std::shared_ptr<Delivery>(UniqueFunction<void(Status)>)>& begin);
   void look_after_transfers();
   void run_in_background();
   bool run_for(const GroupWork& work, const std::function<bool()>& interrupted);
@@ -208,7 +214,6 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   std::vector<Call> tell_others(const Status& why, std::uint64_t after);
   void rank_died(std::size_t rank, std::string_view why);
   [[nodiscard]] WaitLimits limits_of(GroupWork::Deadline until, std::function<bool()> interrupted);
-  [[nodiscard]] Status over() const;
   [[nodiscard]] Algorithm choose(Operation operation, std::size_t bytes, bool in_turn) const;
 
   [[nodiscard]] Performing performing(const Fingerprint& called, const WaitLimits& limits) {

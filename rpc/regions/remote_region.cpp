@@ -167,6 +167,18 @@ Result<Buffer> RemoteRegion::map_on(int device, bool to_write) {
   return mapped;
 }
 
+Result<Buffer> RemoteRegion::mapped_bytes() const {
+  if (auto allowed = check_right(false); !allowed.ok()) return allowed;
+  if (auto good = alive(); !good.ok()) return good;
+  if (memory_.data == nullptr) {
+    return Status(Code::channel_unavailable,
+                  formatted("this process cannot map region {} of \"{}\": it can if the two are on one host, with the "
+                            "channel shm, and the memory is of tensorferry.empty()",
+                            id(), owner()));
+  }
+  return Buffer{memory_.device, memory_.data + grant_.offset, bytes(), nullptr, memory_.owner};
+}
+
 Result<Buffer> RemoteRegion::word_on(int device) {
   if (page_.data == nullptr) {
     return Status(Code::channel_unavailable,

@@ -93,6 +93,10 @@ class RemoteRegion final {
   /// while a copy of the buffer lives. Takes milliseconds the first time. PermissionDenied; ChannelUnavailable: it
   /// cannot be mapped, and read() and write() go by the owner's agent.
   Result<Buffer> map_on(int device, bool to_write);
+  /// Returns the region's bytes, in memory of the host that this process has mapped; to write there needs writable().
+  /// The memory stays mapped while a copy of the buffer lives, also after the region was dropped. PermissionDenied;
+  /// ChannelUnavailable: it is not mapped.
+  [[nodiscard]] Result<Buffer> mapped_bytes() const;
   /// Returns the word that holds id() while the region lives, where kernels of the GPU `device` can read it: so a
   /// stream finds out itself whether the region lived until the bytes that it has copied were there.
   /// ChannelUnavailable: the owner shares no such word, or the driver does not page-lock it.

@@ -46,6 +46,16 @@ void check_ranks(int rank, int size) {
 /// No two agents have one name: "rank0@host:pid/random".
 std::string agent_name(int rank) { return formatted("rank{}@{}:{}/{}", rank, host_name(), ::getpid(), random_word()); }
 
+/// Windows use the regions of the agent.
+c10::intrusive_ptr<TorchGroupOptions> with_regions_of(const std::shared_ptr<Agent>& agent,
+                                                      c10::intrusive_ptr<TorchGroupOptions> options) {
+  options->regions = [weak = std::weak_ptr(agent)] {
+    const auto living = weak.lock();
+    return living ? living->core()->regions() : nullptr;
+  };
+  return options;
+}
+
 /// The pointer keeps the agent.
 std::shared_ptr<collectives::Groups> groups_of(const std::shared_ptr<Agent>& agent) {
   return {agent, agent->core()->groups.get()};
@@ -68,7 +78,8 @@ ProcessGroupPointer make_process_group(const std::shared_ptr<Agent>& agent, std:
   const auto rank = static_cast<int>(found - names.begin());
   const auto size = static_cast<int>(names.size());
   return c10::make_intrusive<TorchProcessGroup>(
-      groups_of(agent), [names = std::move(names)] { return names; }, rank, size, torch_options_of(std::move(options)));
+      groups_of(agent), [names = std::move(names)] { return names; }, rank, size,
+      with_regions_of(agent, torch_options_of(std::move(options))));
 }
 
 ProcessGroupPointer make_process_group(const std::shared_ptr<Agent>& agent,
@@ -76,7 +87,8 @@ ProcessGroupPointer make_process_group(const std::shared_ptr<Agent>& agent,
                                        ProcessGroupOptions options) {
   check_ranks(rank, size);
   detail::check(collectives::parse_algorithms(options.algorithms).status());
-  return TorchProcessGroup::meet_at(store, groups_of(agent), rank, size, torch_options_of(std::move(options)));
+  return TorchProcessGroup::meet_at(store, groups_of(agent), rank, size,
+                                    with_regions_of(agent, torch_options_of(std::move(options))));
 }
 
 ProcessGroupPointer make_process_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,

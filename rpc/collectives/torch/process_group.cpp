@@ -229,6 +229,7 @@ c10::intrusive_ptr<c10d::Backend> TorchProcessGroup::split(const c10::intrusive_
     return nullptr;
   }
   auto chosen = given->copy();
+  chosen->regions = options_->regions;
   if (chosen->settings.label == options_->settings.label) chosen->settings.label.clear();
   // Torch's name of the part depends on the number of a process's groups, which may differ between the ranks.
   chosen->settings.key = options_->settings.key + ", split " + std::to_string(number);
@@ -256,6 +257,7 @@ c10::intrusive_ptr<c10d::Backend> TorchProcessGroup::merge(const c10::intrusive_
   const auto* const given = dynamic_cast<const TorchGroupOptions*>(options.get());
   TORCH_CHECK_TYPE(given != nullptr, "the options of a merged group are those of the backend tensorferry");
   auto chosen = given->copy();
+  chosen->regions = options_->regions;
   if (chosen->settings.label == options_->settings.label) chosen->settings.label.clear();
   chosen->global_ranks_in_group.clear();
   // The groups that are merged may have several names, so rank 0 says how the new one is called among its agents.

@@ -27,7 +27,13 @@
 #define TENSORFERRY_COMPLETION_HOOKS 1
 #endif
 
+namespace tensorferry::regions {
+class RegionService;
+}
+
 namespace tensorferry::collectives {
+
+class TorchWindow;
 
 /// The options of a process group: `pg_options` of torch.distributed.
 struct TorchGroupOptions final : c10d::Backend::Options {
@@ -41,6 +47,9 @@ struct TorchGroupOptions final : c10d::Backend::Options {
   /// How the group is formed. `label` "": torch's name of the group. The process group sets `key`. `timeout` is not
   /// used: that of torch's options takes its place.
   GroupSettings settings;
+  /// Returns the one-sided memory of the agent, for windows; null if the agent has gone. Whoever makes the process
+  /// group sets it, and the parts of the group inherit it.
+  std::function<std::shared_ptr<regions::RegionService>()> regions;
   // For the agent that the backend makes if the process has none. "" and 0: the agent's defaults.
   std::string interface;
   std::size_t max_threads = 0;
@@ -165,6 +174,12 @@ class TorchProcessGroup final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions& opts) override;
 #endif
 
+#ifdef C10D_BACKEND_HAS_WINDOW
+  bool supportsWindow() const override { return options_->regions != nullptr; }
+  /// Makes a window, and registers `tensor` with it unless there is none: all ranks call it, as TorchWindow says.
+  c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override;
+#endif
+
   using WorkPointer = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
@@ -213,6 +228,8 @@ class TorchProcessGroup final : public c10d::Backend {
   }
 
  private:
+  friend class TorchWindow;  // its operations are works of this group
+
   void form(const Names& names, const std::string& key, std::chrono::milliseconds timeout);
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
   StartOptions start_options(std::chrono::milliseconds timeout, bool background) const;

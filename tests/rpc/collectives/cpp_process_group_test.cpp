@@ -53,6 +53,21 @@ TEST(CppProcessGroup, RunsTheOperationsOfC10d) {
   });
 }
 
+#ifdef C10D_BACKEND_HAS_WINDOW
+TEST(CppProcessGroup, PutsThroughWindows) {
+  as_ranks([](const ProcessGroupPointer& group, int rank) {
+    const auto tensor = at::zeros({4});
+    const auto window = group->new_window(tensor);
+    window->put(at::full({2}, rank + 1.0), 1 - rank, 2, false);
+    window->signal(1 - rank, false);
+    window->wait_signal(1 - rank, false);
+    EXPECT_TRUE(
+        at::equal(tensor, at::tensor({0.0F, 0.0F, 2.0F - static_cast<float>(rank), 2.0F - static_cast<float>(rank)})));
+    window->tensor_deregister();
+  });
+}
+#endif
+
 TEST(CppProcessGroup, FormsLazilyAtTheFirstOperation) {
   ProcessGroupOptions options;
   options.lazy = true;
