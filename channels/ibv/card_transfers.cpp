@@ -30,7 +30,7 @@ struct ExposedToCards final : ExposedMemory {
 };
 
 /// One lane of a transfer, with its keys.
-struct TransferLane {
+struct CardLane {
   std::shared_ptr<QueuePair> pair;
   std::size_t card = 0;
   std::uint32_t there = 0;  // the key of the peer's memory
@@ -79,9 +79,9 @@ class RunningTransfer final {
   JoinedEnds ends_;
 };
 
-std::vector<TransferLane> lanes_to(const KeyedMemory& there, const KeyedMemory& word,
-                                   const std::vector<rdma::PeerConnection::Lane>& lanes, const LocalCards& local) {
-  std::vector<TransferLane> out;
+std::vector<CardLane> lanes_to(const KeyedMemory& there, const KeyedMemory& word,
+                               const std::vector<rdma::PeerConnection::Lane>& lanes, const LocalCards& local) {
+  std::vector<CardLane> out;
   const auto key_of = [](const KeyedMemory& memory, std::size_t port) {
     return std::ranges::find(memory.keys, port, [](const auto& each) { return std::size_t{each.port}; });
   };
@@ -131,7 +131,7 @@ Status prepare(RunningTransfer& running, const LocalCards& local, const std::vec
 }
 
 /// Gives each lane its steps, and the read of the word at their end.
-void plan(RunningTransfer& running, std::vector<TransferLane>& lanes, std::uint64_t there, std::uint64_t word) {
+void plan(RunningTransfer& running, std::vector<CardLane>& lanes, std::uint64_t there, std::uint64_t word) {
   const auto& transfer = running.transfer();
   const auto& offsets = transfer.offsets;
   std::size_t turn = 0;
@@ -205,7 +205,7 @@ void CardTransfers::transfer(Transfer transfer, Completion done) {
   if (ways.empty()) return complete(std::move(done), unavailable("no queue pair reaches it now"));
   if (ways.size() > 1 && transfer.here.bytes <= local->options.stripe_bytes) {
     std::swap(ways.front(),
-              *std::ranges::min_element(ways, {}, [](const TransferLane& lane) { return lane.pair->outstanding(); }));
+              *std::ranges::min_element(ways, {}, [](const CardLane& lane) { return lane.pair->outstanding(); }));
     ways.resize(1);
   }
   std::vector<std::size_t> cards;
