@@ -94,6 +94,7 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   std::atomic<bool> asked{false};          // the callee has been asked how far the call has come
   std::shared_ptr<CallRecord> traced;      // null: no trace is recorded; set before the state is shared
   std::weak_ptr<IdempotentCall> attempts;  // of an idempotent call; set before the state is shared
+  bool may_come_again = false;             // an attempt of an idempotent call; set before the state is shared
   bool refused = false;                    // the callee answered with an error; set before complete()
   bool spun = false;                       // Call::spin_wait has spun for the reply, so wait() need not spin again
   std::atomic<bool> lazy{false};           // has a lazy completion: no thread is told yet to take the reply for it

@@ -109,6 +109,10 @@ class Reply {
   /// several are given, they run in that order.
   void on_cancelled(UniqueFunction<void()> told);
 
+  /// The loss of the connection cancels the request no more: the caller may ask again. The end of the caller still
+  /// does, if that ends the link.
+  void outlive_link();
+
   /// For the agent's own use: the handler begins now. False: cancelled(), so it must not.
   bool begin();
   /// For the agent's own use: sends the function's number to the caller with the answer.

@@ -5,6 +5,7 @@
 
 #include "agent/engine.h"
 #include "agent/link.h"
+#include "base/text.h"
 
 namespace tensorferry {
 
@@ -30,6 +31,8 @@ void IdempotentCall::start(std::shared_ptr<Engine> engine, std::string_view peer
 
 void IdempotentCall::attempt() {
   const auto link = engine_->peers.link_to(peer_);
+  if (reached_ && link->session() != reached_)
+    return finish({Code::connection_lost, formatted("the process of \"{}\" that had the call has ended", peer_)});
   auto options = call_->options;
   options.idempotent = false;
   options.label = call_->shown();
@@ -39,6 +42,7 @@ void IdempotentCall::attempt() {
   }
   const auto attempt = std::make_shared<Call::State>(call_->function, std::move(options), engine_->clock);
   attempt->link = link;
+  attempt->may_come_again = true;
   const auto bytes = message_.bytes();
   auto status = bytes != 0 ? link->acquire_credit(bytes, attempt->options) : Status();
   if (!status.ok()) return finish(std::move(status));

@@ -149,11 +149,13 @@ std::vector<UniqueFunction<void()>> IncomingCalls::mark_cancelled(std::uint64_t 
   return std::exchange(it->second->on_cancelled, {});
 }
 
-void IncomingCalls::cancel_all() {
+void IncomingCalls::cancel_all(bool lost) {
   std::vector<std::shared_ptr<IncomingRequest>> all;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [id, incoming] : requests_) all.push_back(incoming);
+    for (const auto& [id, incoming] : requests_) {
+      if (!lost || !incoming->outlives_link) all.push_back(incoming);
+    }
   }
   for (const auto& incoming : all) cancel(*incoming);
 }

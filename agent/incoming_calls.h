@@ -34,6 +34,7 @@ struct OrderTicket {
 /// A request that the callee has not answered yet.
 struct IncomingRequest {
   std::atomic<bool> cancelled{false};
+  std::atomic<bool> outlives_link{false};            // see Reply::outlive_link
   std::vector<UniqueFunction<void()>> on_cancelled;  // of Reply::on_cancelled; under the lock of IncomingCalls
   std::optional<Clock::time_point> deadline;
   std::uint32_t order = 0;
@@ -83,7 +84,8 @@ class IncomingCalls final {
   void cancel(IncomingRequest& incoming);
   /// Marks it, and returns the callbacks, which the caller runs. An unknown id: does nothing.
   [[nodiscard]] std::vector<UniqueFunction<void()>> mark_cancelled(std::uint64_t call);
-  void cancel_all();
+  /// Cancels the requests. `lost`: the connection is lost and the peer lives, so those that outlive the link go on.
+  void cancel_all(bool lost);
 
  private:
   void end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket);

@@ -219,7 +219,7 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
   for (const auto& unsent : remains->calls) calls_.drop(unsent, why);
   calls_.fail_all(why);
   drop_rings();
-  incoming_calls_.cancel_all();
+  incoming_calls_.cancel_all(loss == Loss::connection && why.code() != Code::agent_closed);
   untaken_replies_.close();
   resume_requests();
   pool.start_waiting(this);

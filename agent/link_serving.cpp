@@ -125,6 +125,10 @@ void Reply::on_cancelled(UniqueFunction<void()> told) {
     state_->link->incoming_calls().cancel(*state_->incoming);
 }
 
+void Reply::outlive_link() {
+  if (state_) state_->incoming->outlives_link = true;
+}
+
 std::optional<Clock::time_point> Reply::deadline() const { return state_ ? state_->incoming->deadline : std::nullopt; }
 
 /// Begins the record of a request for the trace.

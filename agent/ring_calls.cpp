@@ -145,6 +145,8 @@ void RingCalls::call_ended(const Call::State& call) {
 /// Gives up the slot of a call that has ended. If the reply has come already, handles it as a late one: the callee
 /// holds the buffers that it names until this side has read or refused them.
 void RingCalls::give_up_slot(const Call::State& call) {
+  // The callee must not take the call for cancelled: what it creates is asked for again over the next link.
+  if (call.may_come_again && link_.closed()) return;
   bool valid = true;
   const auto reply = ring_->calls->abandon(call.slot, valid);
   if (link_.closed()) return;  // the buffers' channels have ended

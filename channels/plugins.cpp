@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <iterator>
 
 #include "base/text.h"
 #include "include/tensorferry/plugin.h"
@@ -76,6 +77,7 @@ void Plugins::share(Plugins& other) { shared_list = &other; }
 std::uint64_t Plugins::add(Entry entry, std::string origin) {
   const std::lock_guard lock(mutex_);
   items_.push_back({next_, std::move(entry), std::move(origin)});
+  ++changes_;
   return next_++;
 }
 
@@ -86,6 +88,7 @@ void Plugins::remove(std::uint64_t number) {
   if (found == items_.end()) return;
   removed = std::move(*found);
   items_.erase(found);
+  ++changes_;
 }
 
 Status Plugins::add_checked(Entry entry, const std::string& origin) {
@@ -94,6 +97,7 @@ Status Plugins::add_checked(Entry entry, const std::string& origin) {
   if (auto status = check_with(&item); !status.ok()) return status;
   item.number = next_++;
   items_.push_back(std::move(item));
+  ++changes_;
   return {};
 }
 
@@ -128,8 +132,19 @@ Result<std::vector<std::string>> Plugins::load(const std::string& path) {
     const std::lock_guard lock(mutex_);
     return next_;
   }();
+  std::vector<Item> dropped;  // end after the lock
+  const auto undo = [&](const Status& why) {
+    const auto from = std::ranges::find_if(items_, [&](const Item& item) { return item.number >= before; });
+    dropped.assign(std::move_iterator(from), std::move_iterator(items_.end()));
+    items_.erase(from, items_.end());
+    ++changes_;
+    return why;
+  };
   const auto library = open_library(path);  // its objects may register themselves in this list, if it has no other
-  if (!library.ok()) return library.status();
+  if (!library.ok()) {
+    const std::lock_guard lock(mutex_);
+    return undo(library.status());
+  }
   auto* const theirs = (*library)->plugins;
   std::vector<Item> items;
   if (theirs != this) {
@@ -146,15 +161,12 @@ Result<std::vector<std::string>> Plugins::load(const std::string& path) {
     item.origin = path;
     names.push_back(text_of(item.entry));
   }
-  const auto kept = items_.size();
   for (auto& item : items) {
     items_.push_back({next_++, std::move(item.entry), path});
     names.push_back(text_of(items_.back().entry));
   }
-  if (auto status = check_with(nullptr); !status.ok()) {
-    items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(kept), items_.end());
-    return status;
-  }
+  if (const auto status = check_with(nullptr); !status.ok()) return undo(status);
+  ++changes_;
   loaded_.emplace_back(*library, names);
   return names;
 }

@@ -1,6 +1,8 @@
 #include <ATen/ops/from_blob.h>
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "channels/host_memory.h"
@@ -11,21 +13,30 @@
 #include "rpc/tensor.h"
 #include "rpc/torch_devices.h"
 #include "tensorferry/errors.h"
+#include "tensorferry/plugin.h"
 #include "tensorferry/torch.h"
 
 namespace tensorferry {
 namespace {
 
+/// Returns the converters of host memory, and those that are registered now. They stay: a message may be read by them.
+const Converters& host_converters() {
+  static std::mutex mutex;
+  static std::map<std::uint64_t, Converters> all;  // by the number of changes of the list
+  const auto changes = Plugins::of_process().changes();
+  const std::lock_guard lock(mutex);
+  const auto [at, is_new] = all.try_emplace(changes);
+  if (is_new) {
+    at->second.add(DeviceType::cpu, host_converter());
+    at->second.add_registered();
+  }
+  return at->second;
+}
+
 /// Returns the converters of the agent whose devices these are. Null: those of host memory.
 const Converters& converters_of(const detail::DeviceTensors* devices) {
-  static const auto host = [] {
-    Converters out;
-    out.add(DeviceType::cpu, host_converter());
-    out.add_registered();
-    return out;
-  }();
   const auto* const torch = dynamic_cast<const TorchDevices*>(devices);
-  return torch == nullptr ? host : torch->converters();
+  return torch == nullptr ? host_converters() : torch->converters();
 }
 
 }  // namespace

@@ -138,8 +138,8 @@ struct CallOptions {
   std::uint32_t order = 0;
   /// True: if the call's connection is lost, the call is sent again over the next connection to the same process,
   /// within its time-out. So the function may run more than once. The call then fails with ConnectionLost only if the
-  /// peer's process has ended. The arguments must not change until the call has ended. Not with `order`, nor with
-  /// tensors that are handed over: InvalidArgument.
+  /// peer has left or its process has ended. The arguments must not change until the call has ended. Not with `order`,
+  /// nor with tensors that are handed over: InvalidArgument.
   bool idempotent = false;
   /// The peer's devices on which the tensors among the arguments land, in place of AgentOptions::device_maps. Empty:
   /// those. Throws InvalidArgument as join() does.

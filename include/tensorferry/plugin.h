@@ -15,6 +15,7 @@
 /// As tensorferry/channel.h, this interface may change with each minor version: compile a library again for each.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -77,6 +78,8 @@ class Plugins final {
   /// Returns the reduction registered under `name`; else InvalidArgument, which lists the known names.
   [[nodiscard]] Result<ReduceOp> reduction(std::string_view name) const;
   [[nodiscard]] std::vector<Converter> converters() const;
+  /// Returns how often the list has changed.
+  [[nodiscard]] std::uint64_t changes() const noexcept { return changes_.load(std::memory_order_acquire); }
 
  private:
   struct Item {
@@ -89,6 +92,7 @@ class Plugins final {
   mutable std::mutex mutex_;  // not a Mutex (base/mutex.h), which is another type in a program's debug build
   std::uint64_t next_ = 0;
   std::vector<Item> items_;
+  std::atomic<std::uint64_t> changes_{0};
   std::vector<std::pair<const void*, std::vector<std::string>>> loaded_;  // libraries, and what each has registered
 };
 

@@ -146,3 +146,6 @@ def load_installed() -> None:
                     "it, or name the others in TENSORFERRY_PLUGINS (off: none)"
                 )
                 raise errors.InvalidArgument(_failed) from error
+            except BaseException:  # Ctrl-C: the next agent loads what is missing
+                _loaded = False
+                raise

@@ -168,9 +168,24 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
     return local_handle(record.object, record.type_hint);
   }
 
+  const auto handle = [&] {
+    return std::shared_ptr<Reference>(
+        new Reference(shared_from_this(), record.owner, Creation{record.object, record.fork}, record.type_hint, false));
+  };
+  // The message comes again if the sender's connection was lost: a call that is idempotent.
+  if (released_.contains(record.fork)) {
+    return Status(
+        Code::cancelled,
+        formatted("a call from {} was sent again, and its reference was dropped here in between", sender.name));
+  }
   const auto [at, is_new] = holds_.try_emplace(record.fork);
-  if (!is_new) return Status(Code::protocol_error, formatted("a reference from {} arrived twice", sender.name));
   auto& hold = at->second;
+  if (!is_new) {
+    if (hold.parent != sender || hold.owner != record.owner || hold.object != record.object)
+      return Status(Code::protocol_error, formatted("a reference from {} arrived as two different ones", sender.name));
+    ++hold.handles;
+    return handle();
+  }
   hold.state = Hold::State::unconfirmed;
   hold.owner = record.owner;
   hold.object = record.object;
@@ -186,8 +201,7 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
     fork.parent = record.parent;
     post(transaction, record.owner, std::move(fork));
   }
-  return std::shared_ptr<Reference>(
-      new Reference(shared_from_this(), record.owner, Creation{record.object, record.fork}, record.type_hint, false));
+  return handle();
 }
 
 void References::confirm(Transaction& transaction, Hold& hold) {
@@ -215,7 +229,7 @@ void References::drop(const Reference& reference) {
   }
   const auto hold = holds_.find(reference.ids().fork);
   if (hold == holds_.end()) return;
-  hold->second.dropped = true;
+  --hold->second.handles;
   release_if_done(transaction, hold);
 }
 
@@ -230,10 +244,11 @@ void References::release_if_done(Transaction& transaction, Holds::iterator at) {
     abandon.text = hold.failure.what();
     post(transaction, hold.owner, std::move(abandon));
   }
-  if (!hold.dropped) return;
+  if (hold.handles != 0) return;
   if (hold.state == Hold::State::creating || hold.state == Hold::State::unconfirmed) return;
   if (hold.state == Hold::State::confirmed) {
     post(transaction, hold.owner, ReferenceOp::of(ReferenceOp::Kind::remove, at->first, hold.object));
+    if (hold.parent == hold.owner) released_.insert(at->first);
   }
   holds_.erase(at);
 }

@@ -84,7 +84,7 @@ struct Hold {
   RRefId object;
   AgentId parent;
   std::size_t passing = 0;  // forks made of it that are not accepted yet; until then it keeps the object alive
-  bool dropped = false;     // no handle is left
+  std::size_t handles = 1;  // several if the message that brought it came again
   bool abandon = false;     // its creation failed, and the owner does not know it yet
   std::vector<UniqueFunction<void(Status)>> waiters;  // completions of on_confirmed()
 };

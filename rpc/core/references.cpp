@@ -97,7 +97,7 @@ References::Counts References::counts() const {
     counts.forks += object.forks.size();
   }
   for (const auto& [fork, hold] : holds_) {
-    if (!hold.dropped) ++counts.holds[hold.owner.name];
+    if (hold.handles != 0) ++counts.holds[hold.owner.name];
   }
   return counts;
 }

@@ -307,6 +307,7 @@ class References final : public std::enable_shared_from_this<References> {
   bool asking_ = false;      // ask_now() is scheduled
   Objects objects_;
   Holds holds_;
+  references::RecentSet<ForkId> released_;  // holds that came from their objects' owners, and that this agent has ended
   std::unordered_map<ForkId, references::Child> children_;
   std::unordered_map<std::uint64_t, references::Peer> peers_;  // by incarnation
   references::RecentSet<std::uint64_t> dead_;                  // incarnations

@@ -11,15 +11,15 @@ bool IncomingCall::begin(std::uint64_t call, bool timed, const std::optional<Cre
   number_ = call;
   timed_ = timed;
   if (!creation) return true;
-  if (member_->references().comes_again(caller_, *creation)) {
-    answer_as_before(creation->object);
-    return false;
-  }
   if (const auto admitted = member_->references().create(caller_, *creation); !admitted.ok()) {
-    fail(admitted);
+    if (member_->references().comes_again(caller_, *creation))
+      answer_as_before(creation->object);
+    else
+      fail(admitted);
     return false;
   }
   creation_ = creation;
+  reply_.outlive_link();  // if the connection is lost, the request may come again, and makes no other object
   return true;
 }
 

@@ -264,7 +264,16 @@ Result<Received> RemoteRegions::ask(const std::string& owner, const RegionMessag
   options.label = "a region's message";
   if (into.data != nullptr) options.into.push_back(into);
   auto call = agent_->call(owner, region_function, std::move(bytes), std::move(options));
-  if (call.wait(std::nullopt, limits.interrupted)) return call.take();
+  bool stopped = false;
+  std::function<bool()> interrupted;
+  if (limits.interrupted) interrupted = [&] { return stopped = stopped || limits.interrupted(); };
+  // What interrupts the transfer may be no signal, so no wait is long.
+  const auto slice = [&] {
+    return interrupted ? std::optional(agent_->clock().now() + Milliseconds(50)) : std::nullopt;
+  };
+  while (!call.wait(slice(), interrupted) && !call.done() && !(interrupted && interrupted())) {
+  }
+  if (call.done()) return call.take();
   call.cancel();
   // A reply that is landing in the caller's memory is awaited, because the memory must not be written afterwards.
   call.wait();

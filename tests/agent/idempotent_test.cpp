@@ -180,13 +180,13 @@ TEST_P(IdempotentCalls, FailWhenTheirCalleeIsRestarted) {
 
 TEST_P(IdempotentCalls, CancelReachesTheExecutionOverTheNextLink) {
   auto call = a->call("b", "hold", message_of("one"), idempotent(long_enough));
-  ASSERT_TRUE(eventually([&] { return b->in_flight().second == 1; }));
+  ASSERT_TRUE(eventually([&] { return counting.runs()["one"] == 1; }));
   sever_connections();
-  ASSERT_TRUE(eventually([&] { return counting.runs()["one"] == 2; }));
+  ASSERT_TRUE(eventually([&] { return counting.runs()["one"] >= 2; }));
   call.cancel();
   ASSERT_TRUE(call.wait(Clock().now() + long_enough));
   EXPECT_EQ(call.take().status().code(), Code::cancelled);
-  EXPECT_TRUE(eventually([&] { return counting.cancelled == 2; }));
+  EXPECT_TRUE(eventually([&] { return counting.cancelled == counting.runs()["one"]; }));
 }
 
 TEST_P(IdempotentCalls, KeepTheirDeadline) {
@@ -201,9 +201,9 @@ TEST_P(IdempotentCalls, KeepTheirDeadline) {
     });
   };
   // Dialling has time-outs, so time passes as fast as for b.
-  ASSERT_TRUE(in_steps_of(Milliseconds(1), [&] { return b->in_flight().second == 1; }));
+  ASSERT_TRUE(in_steps_of(Milliseconds(1), [&] { return counting.runs()["one"] == 1; }));
   sever_connections();
-  ASSERT_TRUE(in_steps_of(Milliseconds(1), [&] { return counting.runs()["one"] == 2; })) << "the call comes again";
+  ASSERT_TRUE(in_steps_of(Milliseconds(1), [&] { return counting.runs()["one"] >= 2; })) << "the call comes again";
   time->advance(std::chrono::hours(9));
   EXPECT_FALSE(call.done());
   ASSERT_TRUE(in_steps_of(std::chrono::minutes(1), [&] { return call.done(); }));

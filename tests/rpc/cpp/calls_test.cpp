@@ -252,7 +252,7 @@ TEST_F(TypedAgents, SendIdempotentCallsAgain) {
   held = false;
   const auto out = future.get();
   for (const auto each : out.elements<float>()) ASSERT_EQ(each, 3.0F);
-  EXPECT_EQ(runs, 1);
+  EXPECT_GE(runs, 2);
   EXPECT_THROW(trainer->call_with({.order = 1, .idempotent = true}, "sim", "scale", tensor, 2).get(), InvalidArgument);
 }
 
