@@ -249,8 +249,12 @@ def is_interrupted() -> None:
     """Ctrl-C ends a wait, which then takes no signal."""
     window = dist._new_window()
     if rank == 0:
-        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-        refused(KeyboardInterrupt, lambda: window.wait_signal(right, False))
+
+        def wait_until_interrupted() -> None:
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            window.wait_signal(right, False)
+
+        refused(KeyboardInterrupt, wait_until_interrupted)
         path.with_suffix(".interrupted").touch()
         window.wait_signal(right, False)
     elif left == 0:
