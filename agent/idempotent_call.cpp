@@ -32,7 +32,7 @@ void IdempotentCall::start(std::shared_ptr<Engine> engine, std::string_view peer
 void IdempotentCall::attempt() {
   const auto link = engine_->peers.link_to(peer_);
   if (reached_ && link->session() != reached_)
-    return finish({Code::connection_lost, formatted("the process of \"{}\" that had the call has ended", peer_)});
+    return finish(Status(Code::connection_lost, formatted("the process of \"{}\" that had the call has ended", peer_)));
   auto options = call_->options;
   options.idempotent = false;
   options.label = call_->shown();
