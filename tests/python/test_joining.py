@@ -20,6 +20,7 @@ import torch.distributed as dist
 from conftest import Agents, eventually, free_port
 from tensorferry import _C, c10d, collectives, errors
 from tensorferry.collectives import _groups_of
+from tensorferry.regions import service_of
 from test_c10d import told
 
 # ---- torch's module on the backend
@@ -138,7 +139,7 @@ def test_a_rank_outside_of_the_world_is_refused_at_once_by_process_groups(monkey
         pytest.raises(ValueError, match="rank 2 is not within a process group of 2 ranks"),
         c10d._agent(store, c10d.Options()) as agent,
     ):
-        _C.ProcessGroup(_groups_of(agent), store, 2, 2, c10d.Options(), "one", 1.0, [], False)
+        _C.ProcessGroup(_groups_of(agent), store, 2, 2, c10d.Options(), "one", 1.0, [], service_of(agent), False)
 
 
 # ---- servers that take connections and answer nothing

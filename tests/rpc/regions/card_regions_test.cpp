@@ -310,6 +310,9 @@ TEST_F(CardRegions, NothingStaysRegisteredWhenAllHaveLeft) {
 
 /// A process that owns a region until it is killed.
 TEST(CardRegionKills, AreConnectionLostAtReaders) {
+#ifdef TENSORFERRY_UNDER_TSAN
+  GTEST_SKIP() << "a forked child of a process with threads cannot make threads under ThreadSanitizer";
+#endif
   for (unsigned round = 0; round < 5; ++round) {
     int ports[2];
     ASSERT_EQ(::pipe(ports), 0);
