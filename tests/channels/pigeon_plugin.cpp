@@ -1,4 +1,4 @@
-// A plugin for plugins_test: a channel that reaches nobody, and a reduction.
+// A plugin for plugins_test: a channel that connects no devices, and a reduction.
 #include <memory>
 #include <optional>
 #include <string_view>

@@ -9,13 +9,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import tensorferry.c10d
 import torch
 import torch.distributed as dist
+from refusing import refused
 
 path, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
@@ -34,15 +34,6 @@ def await_mark(name: str) -> None:
     while not path.with_suffix("." + name).exists():
         assert time.monotonic() < until, name
         time.sleep(0.01)
-
-
-def refused(kind: type, call: Callable[[], object], *texts: str) -> None:
-    try:
-        call()
-    except kind as error:
-        assert all(text in str(error) for text in texts), error
-    else:
-        raise AssertionError(texts)
 
 
 def begins_again_and_again() -> None:

@@ -16,6 +16,7 @@ from datetime import timedelta
 import tensorferry
 import torch
 import torch.distributed as dist
+from refusing import refused
 from tensorferry import errors
 from tensorferry.c10d import Options, group_of
 
@@ -195,15 +196,6 @@ def sparse() -> None:
     dist.all_reduce(t)
     same(t.to_dense(), torch.tensor([0, 0, 1.0, 0]))
     refused(ValueError, lambda: dist.all_reduce(t, op=dist.ReduceOp.MAX), "can only be summed")
-
-
-def refused(kind: type, call: Callable[[], object], text: str) -> None:
-    try:
-        call()
-    except kind as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError(text)
 
 
 def never_comes(call: Callable[[], object], to: str = "") -> None:

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,21 +17,13 @@ import tensorferry
 import tensorferry.c10d
 import torch
 import torch.distributed as dist
+from refusing import refused
 from torch._C._distributed_c10d import PutOptions, SignalOptions, WaitSignalOptions, WindowAccessType
 
 path, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 right, left = (rank + 1) % size, (rank - 1) % size
 MAPPED = os.environ.get("TENSORFERRY_CHANNELS") != "basic"  # whether ranks map memory of one another
 LARGE = 5_000_000  # elements; several messages, if a put is served
-
-
-def refused(kind: type[BaseException], call: Callable[[], object], *texts: str) -> None:
-    try:
-        call()
-    except kind as error:
-        assert all(text in str(error) for text in texts), error
-    else:
-        raise AssertionError(texts)
 
 
 def short(options: Any, seconds: float) -> Any:
