@@ -28,6 +28,7 @@
 #include "agent/transport/network.h"
 #include "agent/transport/socket_port.h"
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -216,7 +217,8 @@ void accept_all(const std::shared_ptr<AgentAcceptor>& acceptor, Listener& listen
                  [acceptor, &listener, take](const std::exception_ptr& failure) {
                    if (!failure) return;
                    log_warning("accepting connections: out of memory");
-                   accept_all(acceptor, listener, take);
+                   if (!out_of_memory::with_reserve([&] { accept_all(acceptor, listener, take); }))
+                     log_warning("accepting connections: there is still no memory: this agent accepts no more");
                  });
 }
 

@@ -1,7 +1,10 @@
 #include "agent/active_links.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
+
+#include "base/out_of_memory.h"
 
 namespace tensorferry {
 
@@ -12,21 +15,25 @@ void ActiveLinks::add(std::weak_ptr<TickedLink> link) {
 
 Pace ActiveLinks::tick(Clock::time_point now) {
   auto pace = Pace::rest;
-  std::vector<std::weak_ptr<TickedLink>> candidates, active;
+  decltype(links_) active;
   {
     const std::lock_guard lock(mutex_);
-    candidates.swap(links_);
+    active.swap(links_);
   }
-  for (auto& each : candidates) {
+  std::erase_if(active, [&](const auto& each) {
     const auto link = each.lock();
-    if (!link) continue;
-    const auto wanted = link->tick(now);
+    if (!link) return true;
+    auto wanted = Pace::run;
+    try {
+      wanted = link->tick(now);
+    } catch (const std::bad_alloc&) {  // the next tick does the rest
+      out_of_memory::release_reserve();
+    }
     pace = std::max(pace, wanted);
-    if (wanted != Pace::rest && link->stay_active()) active.push_back(std::move(each));
-  }
-  if (active.empty()) return pace;
+    return wanted == Pace::rest || !link->stay_active();
+  });
   const std::lock_guard lock(mutex_);
-  links_.insert(links_.end(), active.begin(), active.end());
+  links_.splice(links_.end(), active);
   return pace;
 }
 

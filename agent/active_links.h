@@ -3,9 +3,9 @@
 /// Threads: any.
 #pragma once
 
+#include <list>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "agent/reactor.h"
 #include "base/clock.h"
@@ -33,7 +33,7 @@ class ActiveLinks final {
 
  private:
   std::mutex mutex_;  // guards the next one
-  std::vector<std::weak_ptr<TickedLink>> links_;
+  std::list<std::weak_ptr<TickedLink>> links_;
 };
 
 }  // namespace tensorferry

@@ -12,6 +12,7 @@
 #include "agent/timer.h"
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
 #include "channels/pinned_bytes.h"
 
@@ -106,7 +107,10 @@ void RawAgent::Impl::look_after() {
   engine->look_after();
   const auto interval =
       std::clamp<Milliseconds>(engine->options.heartbeat / 2, Milliseconds(10), std::chrono::seconds(1));
-  every_second_->call_at(engine->clock.now() + interval, [this] { look_after(); });
+  const bool set = out_of_memory::with_reserve([&] {
+    every_second_->call_at(engine->clock.now() + interval, [this] { look_after(); });
+  });
+  if (!set) log_warning("out of memory: this agent sends no more heartbeats");
 }
 
 /// For functions that peers have called here and that still run. A program that was interrupted ends within a second.

@@ -161,7 +161,7 @@ FileDescriptor unix_peer_process(int fd) noexcept {
   return pid != 0 ? FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))) : FileDescriptor();
 }
 
-bool key_needed(std::optional<uid_t> peer, uid_t mine) noexcept {
+bool key_needed(std::optional<uid_t> peer, uid_t mine) {
   return !peer || *peer != mine || *peer == overflow_uid();
 }
 

@@ -70,7 +70,7 @@ FileDescriptor unix_peer_process(int fd) noexcept;
 std::int32_t unix_peer_pid(int fd) noexcept;
 /// Returns whether a peer of that uid, which the kernel has told, must prove the key. Only the same user needs no
 /// proof. A user without a name in this user namespace (the overflow uid) never counts as the same user.
-[[nodiscard]] bool key_needed(std::optional<uid_t> peer, uid_t mine) noexcept;
+[[nodiscard]] bool key_needed(std::optional<uid_t> peer, uid_t mine);
 /// Ok if the kernel says that the other end of a connected socket belongs to this process's user: by SO_PEERCRED for a
 /// unix socket, else by the owner of the TCP socket (tcp_peer_uid()). Unauthenticated: another user, another host, or
 /// the kernel does not know; the text says which. ConnectionLost: the other end has closed the connection. A dialler

@@ -66,13 +66,10 @@ class BulkReads final {
     return reads_.size();
   }
   /// The link has ended with `status`. Hands out the destinations whose bytes have not come; the caller completes them.
-  std::vector<Read> end(const Status& status) {
-    std::vector<Read> left;
+  std::map<Name, Read> end(const Status& status) noexcept {
     const std::lock_guard lock(mutex_);
     ended_ = status;
-    for (auto& [name, read] : reads_) left.push_back(std::move(read));
-    reads_.clear();
-    return left;
+    return std::exchange(reads_, {});
   }
 
  private:

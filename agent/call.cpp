@@ -10,6 +10,7 @@
 #include "agent/message.h"
 #include "base/foreign_code.h"
 #include "base/futex.h"
+#include "base/out_of_memory.h"
 
 namespace tensorferry {
 namespace {
@@ -51,19 +52,23 @@ void Call::State::complete(Result<Received> result) {
   if (word_.exchange(finished, std::memory_order_seq_cst) == sleeping) futex_wake(word_);
   if (callback) {
     auto self = shared_from_this();
-    if (!link || !link->run([self] { self->run_completion(); }, executor)) run_completion();
+    bool handed = false;
+    out_of_memory::with_reserve([&] { handed = link && link->run([self] { self->run_completion(); }, executor); });
+    if (!handed) run_completion();
   }
 }
 
 void Call::State::run_completion() {
   UniqueFunction<void(Result<Received>)> completion;
   std::optional<Result<Received>> result;
+  auto taken = out_of_memory::status();
+  out_of_memory::with_reserve([&] { taken = {Code::invalid_argument, "the reply was taken already"}; });
   {
     const std::lock_guard lock(mutex_);
     if (!completion_) return;  // claimed
     completion = std::move(completion_);
     result = std::move(result_);
-    result_ = Status(Code::invalid_argument, "the reply was taken already");
+    result_ = std::move(taken);
   }
   run_foreign("the completion of a call", [&] { completion(std::move(*result)); });
   if (link) link->calls().lazy().ended(*this, true);

@@ -174,8 +174,9 @@ std::vector<Channel*> ChannelBindings::open_channels() const {
 std::optional<std::vector<Channel*>> ChannelBindings::end(const Status& status) {
   const std::lock_guard lock(mutex_);
   if (ended_) return std::nullopt;
+  auto open = open_channels();
   ended_ = status;
-  return open_channels();
+  return open;
 }
 
 void ChannelBindings::destroy_channels() {

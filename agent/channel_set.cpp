@@ -5,6 +5,7 @@
 #include "agent/channel_binding.h"
 #include "agent/placement.h"
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
 #include "channels/completion.h"
 
@@ -170,15 +171,16 @@ void ChannelSet::warn_once(const std::string& about, const std::string& line) {
 void ChannelSet::close(const Status& status) {
   const auto channels = bindings_.end(status);
   if (!channels) return;
-  // Nothing is added from here on; what waits ends afterwards, in this order.
+  // Nothing is added from here on; what waits ends afterwards, in this order, each also if another has no memory.
+  using out_of_memory::with_reserve;
   offered_.end(status);
   auto reads = bulk_reads_.end(status);
   const auto pulls = incoming_controls_.end(status);
   auto jobs = probes_.end();
-  for (auto& read : reads) complete(std::move(read.landed), status);
-  for (auto* channel : *channels) channel->close(status);
-  for (const auto& pull : pulls) pull(status);
-  for (auto& job : jobs) job();
+  for (auto& [name, read] : reads) complete(std::move(read.landed), status);
+  for (auto* channel : *channels) with_reserve([&] { channel->close(status); });
+  for (const auto& [after, pull] : pulls) with_reserve([&] { pull(status); });
+  for (auto& job : jobs) with_reserve([&] { job(); });
 }
 
 }  // namespace tensorferry

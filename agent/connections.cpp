@@ -422,7 +422,7 @@ Connections::Stream Connections::attach(Connected& connection, const std::shared
 void Connections::send_waiting(ConnectionRole role, const Stream& stream, const wire::Hello& hello) {
   std::vector<std::shared_ptr<Call::State>> sent;
   while (role == ConnectionRole::calls) {
-    std::deque<UnsentCall> calls;
+    std::list<UnsentCall> calls;
     std::deque<std::pair<Bytes, Descriptors>> controls;
     {
       const std::lock_guard lock(mutex_);
@@ -459,20 +459,20 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
 
 // ---- The end
 
-std::optional<Connections::Remains> Connections::end(const Status& why, bool unless_awaited) {
+bool Connections::end(const Status& why, bool unless_awaited, Remains& remains) {
   const std::lock_guard lock(mutex_);
-  if (closed_.load() || (unless_awaited && (calls_ || !unsent_.calls.empty()))) return std::nullopt;
-  status_ = why;
-  closed_.store(true, std::memory_order_release);
-  changed_state();
-  Remains remains;
+  if (closed_.load() || (unless_awaited && (calls_ || !unsent_.calls.empty()))) return false;
+  remains.streams.clear();
   if (calls_) remains.streams.push_back(calls_);
   remains.streams.insert(remains.streams.end(), bulk_.out.begin(), bulk_.out.end());
   remains.streams.insert(remains.streams.end(), bulk_.in.begin(), bulk_.in.end());
+  status_ = why;
+  closed_.store(true, std::memory_order_release);
+  changed_state();
   bulk_.held.clear();
   remains.calls.swap(unsent_.calls);
   remains.buffers.swap(unsent_.buffers);
-  return remains;
+  return true;
 }
 
 Status Connections::keep_alive(Clock::time_point now) {

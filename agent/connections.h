@@ -199,12 +199,12 @@ class Connections final {
   /// What a link had when it ended.
   struct Remains {
     std::vector<Stream> streams;
-    std::deque<UnsentCall> calls;
+    std::list<UnsentCall> calls;
     std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
   };
-  /// Marks the link as ended, and hands out what it had. Nullopt: it has ended before, or `unless_awaited` and calls
-  /// wait for a connection, or there is one.
-  std::optional<Remains> end(const Status& why, bool unless_awaited);
+  /// Marks the link as ended, and hands out what it had. False: it has ended before, or `unless_awaited` and calls wait
+  /// for a connection, or there is one. If it throws std::bad_alloc, the link has not ended.
+  bool end(const Status& why, bool unless_awaited, Remains& remains);
   /// Runs on the reactor thread at least once a second. Sends heartbeats to a peer on another host. Returns why the
   /// link must be closed, or Ok: three intervals were silent.
   Status keep_alive(Clock::time_point now);
@@ -229,7 +229,7 @@ class Connections final {
   NextBuffer go_on_writing(const Stream& stream, std::vector<FrameStream::Written>* apart);
   void write_waiting_bulk(std::size_t count);
   void write_rest(const Stream& stream);
-  void changed_state();
+  void changed_state() noexcept;
   void write_when_writable(const Stream& stream);
   void bound_controls(const Stream& stream);
   void complete_apart(std::vector<FrameStream::Written> written);

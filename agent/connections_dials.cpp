@@ -1,5 +1,5 @@
 // How a link's connections are made: what a dial asks, and who waits for its end. dial.cpp has the dial itself.
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -8,6 +8,7 @@
 #include "agent/connections.h"
 #include "agent/engine.h"
 #include "agent/link.h"
+#include "base/out_of_memory.h"
 
 namespace tensorferry {
 
@@ -23,7 +24,8 @@ void Connections::dial() {
 
 bool Connections::keep_dialling(Purpose purpose) {
   const auto role = dialled_role(purpose);
-  std::deque<UnsentCall> ended;  // their calls have ended meanwhile, by their deadlines for example
+  const Status has_ended(Code::cancelled, "the call has ended");
+  std::list<UnsentCall> ended;  // their calls have ended meanwhile, by their deadlines for example
   bool wanted = true;
   {
     const std::lock_guard lock(mutex_);
@@ -40,7 +42,7 @@ bool Connections::keep_dialling(Purpose purpose) {
     wanted = role != ConnectionRole::bulk_out || !unsent_.buffers.empty();
     if (!wanted) slot.state = State::absent;
   }
-  for (const auto& unsent : ended) link_.calls().drop(unsent, {Code::cancelled, "the call has ended"});
+  for (const auto& unsent : ended) link_.calls().drop(unsent, has_ended);
   return wanted;
 }
 
@@ -82,14 +84,14 @@ bool Connections::awaits(Purpose purpose) const {
 }
 
 void Connections::fail_impatient(const Status& why, bool may_answer) {
-  std::deque<UnsentCall> impatient;
+  const Status named(why.code(), "no link to \"" + peer().name + "\": " + std::string(why.what()));
+  std::list<UnsentCall> impatient;
   {
     const std::lock_guard lock(mutex_);
     impatient = unsent_.take_calls_if([&](const Call::State& call) {
       return !(may_answer || call.options.wait_for_ready) || !link_.calls().contains(call);
     });
   }
-  const Status named(why.code(), "no link to \"" + peer().name + "\": " + std::string(why.what()));
   for (const auto& unsent : impatient) link_.calls().drop(unsent, named);
 }
 
@@ -149,11 +151,11 @@ void Connections::notice_change() {
 }
 
 /// Under mutex_.
-void Connections::changed_state() {
+void Connections::changed_state() noexcept {
   ++changes_.count;
   changes_.changed.notify_all();
   for (const auto& wake : changes_.wakes) {
-    if (wake) wake();
+    if (wake) out_of_memory::with_reserve(wake);
   }
 }
 

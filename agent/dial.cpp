@@ -32,13 +32,12 @@ asio::awaitable<std::optional<std::invoke_result_t<Work>>> on_pool(Engine& engin
   /// Wakes the coroutine when the job has ended or is dropped. The agent may have left by then, and its timers be gone.
   struct Waker {
     ~Waker() {
-      try {
+      // If there is no memory, the coroutine sleeps until the agent leaves.
+      out_of_memory::with_reserve([&] {
         engine->reactor->post([sleeping = sleeping] {
           if (const auto timer = sleeping.lock()) timer->cancel();
         });
-      } catch (const std::bad_alloc&) {  // the coroutine sleeps until the agent leaves
-        out_of_memory::release_reserve();
-      }
+      });
     }
     std::shared_ptr<Engine> engine;
     std::weak_ptr<Timer> sleeping;
@@ -307,15 +306,23 @@ asio::awaitable<void> dial_until_attached(std::shared_ptr<Engine> engine, std::s
 
 void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
   // If there is no memory for the coroutine, the link ends. The last reference to a link may run the program's code, so
-  // a pool thread drops it.
+  // a pool thread drops it, if there is memory to tell one.
   const bool begun = !leaving && reactor->post([engine = shared_from_this(), link, purpose] {
-    asio::co_spawn(engine->reactor->context(), dial_until_attached(engine, link, purpose),
-                   [engine, held = link](const std::exception_ptr& failure) mutable {
-                     const bool failed = failure != nullptr;
-                     engine->pool->submit([link = std::move(held), failed] {
-                       if (failed) link->close(out_of_memory::status());
+    const auto end = [engine](std::shared_ptr<Link> ended, bool failed) {
+      auto job = [link = std::move(ended), failed] {
+        if (failed && link) link->close(out_of_memory::status());
+      };
+      if (!out_of_memory::with_reserve([&] { engine->pool->submit(std::move(job)); })) job();
+    };
+    try {
+      asio::co_spawn(engine->reactor->context(), dial_until_attached(engine, link, purpose),
+                     [end, held = link](const std::exception_ptr& failure) mutable {
+                       end(std::move(held), failure != nullptr);
                      });
-                   });
+    } catch (const std::bad_alloc&) {
+      out_of_memory::release_reserve();
+      end(link, true);
+    }
   });
   if (!begun) link->close({Code::agent_closed, "the agent \"" + identity.self.name + "\" was shut down"});
 }

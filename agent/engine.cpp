@@ -91,8 +91,8 @@ void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std:
     sleep_until_exit();
   } catch (const std::bad_alloc&) {
     out_of_memory::release_reserve();
-    log_warning("call=" + function->name + " its handler had no memory");
-    return thrown.fail(out_of_memory::status());
+    thrown.fail(out_of_memory::status());
+    return log_warning("call=" + function->name + " its handler had no memory");
   } catch (...) {  // a handler should answer with its errors itself
     log_thrown("call=" + function->name + " its handler");
   }

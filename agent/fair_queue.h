@@ -3,37 +3,41 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <deque>
+#include <list>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 namespace tensorferry {
 
 /// Keeps the items of one sender in order. pop() takes one item of each sender in turn, so a sender with many items
 /// delays those of another sender by one item at most. A paused sender has no turn. A sender is known by its address
 /// alone. Not thread-safe.
+///
+/// If there is no memory, push() and pause() throw and change nothing; the others need none. So all is kept in lists,
+/// and each sender keeps the node of its turn while it has none.
 template <class T>
 class FairQueue {
  public:
   void push(const void* sender, T item) {
-    auto& of = senders_[sender];
-    if (of.items.empty() && of.pauses == 0) turns_.push_back(sender);
-    of.items.push_back(std::move(item));
+    std::list<T> one;
+    one.push_back(std::move(item));
+    auto& of = known(sender);
+    if (of.items.empty() && of.pauses == 0) turns_.splice(turns_.end(), of.turn);
+    of.items.splice(of.items.end(), one);
     ++size_;
     if (of.pauses == 0) ++ready_;
   }
   /// ready() must not be 0.
   T pop() {
-    const auto* sender = turns_.front();
-    turns_.pop_front();
-    const auto it = senders_.find(sender);
+    const auto it = senders_.find(turns_.front());
     auto item = std::move(it->second.items.front());
     it->second.items.pop_front();
-    if (it->second.items.empty())
+    if (it->second.items.empty()) {
+      turns_.pop_front();
       senders_.erase(it);
-    else
-      turns_.push_back(sender);
+    } else {
+      turns_.splice(turns_.end(), turns_, turns_.begin());
+    }
     --ready_;
     --size_;
     return item;
@@ -45,11 +49,11 @@ class FairQueue {
 
   /// Pauses count: as many resume() end them.
   void pause(const void* sender) {
-    auto& of = senders_[sender];
+    auto& of = known(sender);
     if (of.pauses++ != 0) return;
     ++paused_;
     ready_ -= of.items.size();
-    std::erase(turns_, sender);
+    if (!of.items.empty()) of.turn.splice(of.turn.end(), turns_, std::find(turns_.begin(), turns_.end(), sender));
   }
   void resume(const void* sender) {
     const auto it = senders_.find(sender);
@@ -59,7 +63,7 @@ class FairQueue {
     if (it->second.items.empty())
       senders_.erase(it);
     else
-      turns_.push_back(sender);
+      turns_.splice(turns_.end(), it->second.turn);
   }
   [[nodiscard]] bool paused(const void* sender) const {
     if (paused_ == 0) return false;
@@ -69,21 +73,18 @@ class FairQueue {
 
   /// Takes out the items for which `wanted(sender, item)` is true, also those of paused senders.
   template <class Wanted>
-  std::vector<T> take_if(const Wanted& wanted) {
-    std::vector<T> taken;
+  std::list<T> take_if(const Wanted& wanted) {
+    std::list<T> taken;
     for (auto it = senders_.begin(); it != senders_.end();) {
       auto& [sender, of] = *it;
-      std::deque<T> kept;
-      for (auto& item : of.items) {
-        if (wanted(sender, item))
-          taken.push_back(std::move(item));
-        else
-          kept.push_back(std::move(item));
+      const auto before = of.items.size();
+      for (auto next = of.items.begin(); next != of.items.end();) {
+        const auto item = next++;
+        if (wanted(sender, *item)) taken.splice(taken.end(), of.items, item);
       }
-      size_ -= of.items.size() - kept.size();
-      if (of.pauses == 0) ready_ -= of.items.size() - kept.size();
-      of.items = std::move(kept);
-      if (of.items.empty()) std::erase(turns_, sender);
+      size_ -= before - of.items.size();
+      if (of.pauses == 0) ready_ -= before - of.items.size();
+      if (of.items.empty() && of.pauses == 0) std::erase(turns_, sender);
       if (of.items.empty() && of.pauses == 0)
         it = senders_.erase(it);
       else
@@ -94,11 +95,21 @@ class FairQueue {
 
  private:
   struct Sender {
-    std::deque<T> items;
+    std::list<T> items;
     int pauses = 0;
+    std::list<const void*> turn;  // empty while the sender has its turn in turns_
+    bool has_turn = false;        // here or there
   };
+
+  Sender& known(const void* sender) {
+    auto& of = senders_[sender];
+    if (!of.has_turn) of.turn.push_back(sender);
+    of.has_turn = true;
+    return of;
+  }
+
   std::unordered_map<const void*, Sender> senders_;  // those that have items, and those that are paused
-  std::deque<const void*> turns_;                    // senders that have items and are not paused
+  std::list<const void*> turns_;                     // senders that have items and are not paused
   std::size_t size_ = 0, ready_ = 0;                 // items; without those of paused senders
   std::size_t paused_ = 0;                           // senders
 };

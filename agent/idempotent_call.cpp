@@ -1,10 +1,12 @@
 #include "agent/idempotent_call.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "agent/engine.h"
 #include "agent/link.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -30,6 +32,15 @@ void IdempotentCall::start(std::shared_ptr<Engine> engine, std::string_view peer
 }
 
 void IdempotentCall::attempt() {
+  try {
+    begin_attempt();
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    finish(out_of_memory::status());
+  }
+}
+
+void IdempotentCall::begin_attempt() {
   const auto link = engine_->peers.link_to(peer_);
   if (reached_ && link->session() != reached_)
     return finish(Status(Code::connection_lost, formatted("the process of \"{}\" that had the call has ended", peer_)));
@@ -43,13 +54,14 @@ void IdempotentCall::attempt() {
   const auto attempt = std::make_shared<Call::State>(call_->function, std::move(options), engine_->clock);
   attempt->link = link;
   attempt->may_come_again = true;
-  const auto bytes = message_.bytes();
+  auto message = message_;  // before there is credit to give back
+  const auto bytes = message.bytes();
   auto status = bytes != 0 ? link->acquire_credit(bytes, attempt->options) : Status();
   if (!status.ok()) return finish(std::move(status));
   attempt->counted_bytes = bytes;
   attempt->device_time = call_->device_time;
   call_->hold_arguments();
-  link->start(attempt, message_);
+  link->start(attempt, std::move(message));
   Call handle(attempt);
   handle.on_sent([call = call_](const Status&) { call->release_arguments(); });
   bool cancelled = false;
@@ -68,7 +80,10 @@ void IdempotentCall::ended(const Call::State& attempt, Result<Received> result) 
   const auto why = result.status();
   if (may_try_again(attempt, why)) {
     if (const auto session = attempt.link->session()) reached_ = session;
-    if (engine_->pool->submit_long([self = shared_from_this()] { self->attempt(); })) return;
+    bool again = false;
+    out_of_memory::with_reserve(
+        [&] { again = engine_->pool->submit_long([self = shared_from_this()] { self->attempt(); }); });
+    if (again) return;
   }
   // NotFound: the name is free by now. But an earlier attempt reached a peer, which may have run the call and is gone.
   const bool gone = reached_ && why.code() == Code::not_found;

@@ -33,6 +33,7 @@ class IdempotentCall final : public std::enable_shared_from_this<IdempotentCall>
   IdempotentCall(std::shared_ptr<Engine> engine, std::string_view peer, std::shared_ptr<Call::State> call,
                  Message message);
   void attempt();
+  void begin_attempt();
   void ended(const Call::State& attempt, Result<Received> result);
   void finish(Result<Received> result);
   [[nodiscard]] bool may_try_again(const Call::State& attempt, const Status& why);

@@ -29,8 +29,15 @@ Result<std::shared_ptr<IncomingRequest>> IncomingCalls::begin(std::uint64_t call
   if (requests_.size() >= most_open)
     return Status(Code::resource_exhausted, formatted("{} calls of this agent run there", most_open));
   if (auto status = count(*incoming, bytes); !status) return status;
-  requests_.emplace(call, incoming);
-  if (order != 0) ordered_[order].push_back(incoming->order_ticket);
+  auto added = requests_.end();
+  try {
+    added = requests_.emplace(call, incoming).first;
+    if (order != 0) ordered_[order].push_back(incoming->order_ticket);
+  } catch (...) {  // no memory
+    if (added != requests_.end()) requests_.erase(added);
+    queued_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+    throw;
+  }
   return incoming;
 }
 
@@ -70,7 +77,7 @@ wire::CallStatus IncomingCalls::status(std::uint64_t call, Clock::time_point now
   return status;
 }
 
-void IncomingCalls::when_in_order(const IncomingRequest& incoming, UniqueFunction<void()> start) {
+void IncomingCalls::when_in_order(const IncomingRequest& incoming, Completion start) {
   if (incoming.order_ticket) {
     const std::lock_guard lock(mutex_);
     if (ordered_[incoming.order].front() != incoming.order_ticket) {
@@ -78,7 +85,7 @@ void IncomingCalls::when_in_order(const IncomingRequest& incoming, UniqueFunctio
       return;
     }
   }
-  start();
+  start({});
 }
 
 void IncomingCalls::start(IncomingRequest& incoming) {
@@ -102,7 +109,7 @@ void IncomingCalls::end(std::uint64_t call, IncomingRequest& incoming) {
 }
 
 void IncomingCalls::end_order_ticket(std::uint32_t order, const OrderTicket& order_ticket) {
-  UniqueFunction<void()> next;
+  Completion next;
   {
     const std::lock_guard lock(mutex_);
     auto& queue = ordered_[order];
@@ -117,7 +124,7 @@ void IncomingCalls::end_order_ticket(std::uint32_t order, const OrderTicket& ord
       next = std::move(queue.front()->start);
   }
   // The next request may be refused at once, and so may the one after it. complete() avoids a stack frame for each.
-  if (next) complete([start = std::move(next)](const Status&) { start(); }, {});
+  complete(std::move(next), {});
 }
 
 void IncomingCalls::on_cancelled(IncomingRequest& incoming, UniqueFunction<void()> told) {

@@ -28,7 +28,7 @@ struct CallRecord;
 
 /// A request's place in the queue of its order key.
 struct OrderTicket {
-  UniqueFunction<void()> start;  // dispatches the request; set once it has landed, if earlier requests run still
+  Completion start;  // dispatches the request; set once it has landed, if earlier requests run still
 };
 
 /// A request that the callee has not answered yet.
@@ -69,7 +69,7 @@ class IncomingCalls final {
   /// say how many bytes its buffers have. Errors as begin().
   Status count(IncomingRequest& incoming, std::size_t bytes);
   /// Runs `start` now, or when all earlier requests of its order key have been answered.
-  void when_in_order(const IncomingRequest& incoming, UniqueFunction<void()> start);
+  void when_in_order(const IncomingRequest& incoming, Completion start);
   /// The request's handler begins to run: it is queued no more.
   void start(IncomingRequest& incoming);
   /// Removes a request that has been answered or dropped, and starts the next request of its order key.

@@ -68,13 +68,10 @@ class IncomingControls final {
     return out;
   }
   /// The link has ended with `status`. Hands out the pulls that wait; the caller runs them with it.
-  std::vector<Pull> end(const Status& status) {
-    std::vector<Pull> left;
+  std::vector<std::pair<ControlId, Pull>> end(const Status& status) noexcept {
     const std::lock_guard lock(mutex_);
     ended_ = status;
-    for (auto& [after, pull] : waiting_) left.push_back(std::move(pull));
-    waiting_.clear();
-    return left;
+    return std::exchange(waiting_, {});
   }
 
  private:

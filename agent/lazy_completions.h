@@ -5,6 +5,9 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
+#include <new>
+#include <vector>
 
 #include "agent/call_state.h"
 #include "agent/pending_calls.h"
@@ -33,7 +36,14 @@ class LazyCompletions final {
   /// Makes the lazy completions of calls made before `made_before` prompt: the pool takes their replies.
   void escalate(Clock::time_point made_before) {
     if (!others_.exchange(false)) return;
-    for (const auto& call : pending_.all()) {
+    std::vector<std::shared_ptr<Call::State>> calls;
+    try {
+      calls = pending_.all();
+    } catch (const std::bad_alloc&) {
+      others_ = true;
+      throw;
+    }
+    for (const auto& call : calls) {
       if (!call->lazy) continue;
       if (call->made < made_before)
         call->escalate();

@@ -90,14 +90,7 @@ std::shared_ptr<Link> Link::make(std::shared_ptr<Engine> engine, PeerInfo peer, 
 }
 
 Link::~Link() {
-  for (int attempts = 2; attempts > 0; --attempts) {
-    try {
-      close({Code::agent_closed, "the link was dropped"});
-      break;
-    } catch (const std::bad_alloc&) {  // an attach that had no memory drops its link
-      out_of_memory::release_reserve();
-    }
-  }
+  out_of_memory::with_reserve([this] { close({Code::agent_closed, "the link was dropped"}); });
   channels_.destroy_channels();  // the channels' threads may use all of the link until then
 }
 
@@ -132,15 +125,20 @@ bool Link::attach(Connected& connection) {
   calls_.meet(hello);
   if (!stream->write_some()) connections_.finish_writes(stream);  // the `go` frame
   auto& pool = *engine_->pool;
-  auto readable = std::make_shared<ReadableConnection>(weak_from_this(), stream, role);
-  if (role == ConnectionRole::calls)
-    reader_.watch(stream, std::move(readable));
-  else
-    pool.add(stream->fd(), std::move(readable),
-             role == ConnectionRole::bulk_out ? Pool::Watch::closing : Pool::Watch::blocking);
-  if (role == ConnectionRole::calls) peer_maps_rings_ = (hello.features & wire::feature::ring) != 0;
-  connections_.send_waiting(role, stream, hello);
-  if (role == ConnectionRole::calls && ring_wanted_) offer_ring(stream);
+  try {
+    auto readable = std::make_shared<ReadableConnection>(weak_from_this(), stream, role);
+    if (role == ConnectionRole::calls)
+      reader_.watch(stream, std::move(readable));
+    else
+      pool.add(stream->fd(), std::move(readable),
+               role == ConnectionRole::bulk_out ? Pool::Watch::closing : Pool::Watch::blocking);
+    if (role == ConnectionRole::calls) peer_maps_rings_ = (hello.features & wire::feature::ring) != 0;
+    connections_.send_waiting(role, stream, hello);
+    if (role == ConnectionRole::calls && ring_wanted_) offer_ring(stream);
+  } catch (const std::bad_alloc&) {
+    pool.remove(stream->fd());  // close() may have run without seeing this stream
+    throw;
+  }
   if (closed()) {  // close() may have run without seeing this stream
     pool.remove(stream->fd());
     stream->close({Code::connection_lost, "the link has ended"});
@@ -167,11 +165,13 @@ void Link::close(const Status& status, Loss loss) { close(status, loss, false); 
 /// The longest time between the end of a process's connections and its own end, on a busy machine.
 constexpr Milliseconds longest_exit(100);
 
-void Link::close_after_peer(const Status& status) {
-  const auto known = !closed() && !leaving_ && status.code() == Code::connection_lost ? session() : nullptr;
-  if (known && known->process_ended(longest_exit))
-    return close(known->end_of_process(engine_->identity.record.host), Loss::peer);
-  close(status);
+void Link::close_after_peer(const Status& status) noexcept {
+  out_of_memory::with_reserve([&] {
+    const auto known = !closed() && !leaving_ && status.code() == Code::connection_lost ? session() : nullptr;
+    if (known && known->process_ended(longest_exit))
+      return close(known->end_of_process(engine_->identity.record.host), Loss::peer);
+    close(status);
+  });
 }
 
 /// The longest time that take_last_replies() waits for another thread to finish reading.
@@ -197,38 +197,66 @@ void Link::take_last_replies() {
 }
 
 bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
-  if (!closed() && !unless_awaited && status.code() == Code::connection_lost) take_last_replies();
-  const bool said = status.code() == Code::agent_closed;
-  const auto why = said ? status
-                        : Status(status.code(), "the link to \"" + peer().name + "\" has ended: " +
-                                                    (leaving_ ? "it left the job" : std::string(status.what())));
-  auto remains = connections_.end(why, unless_awaited);
-  if (!remains) return closed();
+  if (!closed() && !unless_awaited && status.code() == Code::connection_lost)
+    out_of_memory::with_reserve([this] { take_last_replies(); });
+  auto why = status;
+  if (status.code() != Code::agent_closed) {
+    out_of_memory::with_reserve([&] {
+      why = {status.code(), formatted("the link to \"{}\" has ended: {}", peer().name,
+                                      leaving_ ? "it left the job" : std::string(status.what()))};
+    });
+  }
+  Connections::Remains remains;
+  bool ended = false;
+  if (!out_of_memory::with_reserve([&] { ended = connections_.end(why, unless_awaited, remains); }))
+    throw std::bad_alloc();
+  if (!ended) return closed();
   if (leaving_) loss = Loss::peer;
   // A link that never connected is not logged: its calls report the error.
   const bool expected = leaving_ || incarnation() == 0 || why.code() == Code::agent_closed;
-  if (!expected)
-    log_warning(formatted("peer={}{} connection lost: {}", peer().name, shown_rank(peer().rank), status.text()));
-  auto& pool = *engine_->pool;
-  for (const auto& stream : remains->streams) {
-    pool.remove(stream->fd());
-    stream->close(why);
+  if (!expected) {
+    ++engine_->counters.links_lost;
+    out_of_memory::with_reserve([&] {
+      log_warning(formatted("peer={}{} connection lost: {}", peer().name, shown_rank(peer().rank), status.text()));
+    });
   }
-  for (auto& [frame, part] : remains->buffers) complete(std::move(part.written), why);
-  channels_.close(why);
-  for (const auto& unsent : remains->calls) calls_.drop(unsent, why);
-  calls_.fail_all(why);
-  drop_rings();
-  incoming_calls_.cancel_all(loss == Loss::connection && why.code() != Code::agent_closed);
-  untaken_replies_.close();
-  resume_requests();
-  pool.start_waiting(this);
-  credits_.close();
-  calls_.wake_waiting();
-  note("ended: " + (leaving_ ? "it left the job" : std::string(status.what())));
-  if (!expected) ++engine_->counters.links_lost;
-  if (const auto self = weak_from_this().lock()) engine_->peers.lost(self, why, loss);
+  wind_up(remains, why, loss);
+  out_of_memory::with_reserve([&] { note("ended: " + (leaving_ ? "it left the job" : std::string(status.what()))); });
+  // Last the session, which may make its next link.
+  if (const auto self = weak_from_this().lock())
+    out_of_memory::with_reserve([&] { engine_->peers.lost(self, why, loss); });
   return true;
+}
+
+/// Ends all that was under way, when no thread can add to it any more. Each step is done also if another has no memory.
+void Link::wind_up(Connections::Remains& remains, const Status& why, Loss loss) {
+  const auto step = [](const auto& work) { out_of_memory::with_reserve(work); };
+  auto& pool = *engine_->pool;
+  // The connections: no thread reads a frame of them from here on, and what was to be written is given up.
+  step([&] {
+    for (const auto& stream : remains.streams) {
+      pool.remove(stream->fd());
+      stream->close(why);
+    }
+  });
+  for (auto& [frame, part] : remains.buffers) complete(std::move(part.written), why);
+  // The channels, before the calls: a call that has failed gives the caller's memory back, and no channel may use it.
+  step([&] { channels_.close(why); });
+  // This side's calls: those that were never sent hold credit besides.
+  step([&] {
+    for (; !remains.calls.empty(); remains.calls.pop_front()) calls_.drop(remains.calls.front(), why);
+  });
+  step([&] { calls_.fail_all(why); });
+  // The rings, after the calls: a thread that waits in a slot sees that its call has ended.
+  step([&] { drop_rings(); });
+  // The peer's calls: handlers hear that their callers are gone, and those that were held back for the peer's sake run.
+  step([&] { incoming_calls_.cancel_all(loss == Loss::connection && why.code() != Code::agent_closed); });
+  step([&] { untaken_replies_.close(); });
+  step([&] { resume_requests(); });
+  step([&] { pool.start_waiting(this); });
+  // Threads that wait for credit or for a reply, last, so that they find everything ended.
+  step([&] { credits_.close(); });
+  step([&] { calls_.wake_waiting(); });
 }
 
 bool Link::unreachable(const Status& why, bool may_answer) {
@@ -323,7 +351,13 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
 
 void Link::activate() {
   if (active_.load(std::memory_order_seq_cst)) return engine_->reactor->kick();
-  if (stay_active()) engine_->activate(weak_from_this());
+  if (!stay_active()) return;
+  try {
+    engine_->activate(weak_from_this());
+  } catch (const std::bad_alloc&) {  // the next one tries again
+    active_ = false;
+    throw;
+  }
 }
 
 Pace Link::tick(Clock::time_point now) {
@@ -337,12 +371,17 @@ Pace Link::tick(Clock::time_point now) {
   reader_.tick();
   if (connections_.flush()) pace = Pace::run;
   if (const auto releases = channels_.take_releases(4096); !releases.empty()) {
-    Bytes extensions;
-    Writer writer(extensions);
-    wire::put_extension(writer, wire::extension::releases, std::as_bytes(std::span(releases)));
-    wire::Header header;
-    header.kind = wire::Kind::release;
-    connections_.send_control(wire::assemble(header, extensions, {}, {}), {});
+    try {
+      Bytes extensions;
+      Writer writer(extensions);
+      wire::put_extension(writer, wire::extension::releases, std::as_bytes(std::span(releases)));
+      wire::Header header;
+      header.kind = wire::Kind::release;
+      connections_.send_control(wire::assemble(header, extensions, {}, {}), {});
+    } catch (const std::bad_alloc&) {  // the peer would hold these buffers for ever
+      out_of_memory::release_reserve();
+      close(out_of_memory::status());
+    }
     pace = Pace::run;
   }
   return std::max(pace, calls_.tick(now));

@@ -68,7 +68,7 @@ class Link final : public FrameSink,
 
   // --- as the caller -----------------------------------------------------------------------------------------------
   /// Adds the call to calls(), and sends its request now, or when the link is connected; dials if needed. `call->link`
-  /// must be set already.
+  /// must be set already. If there is no memory, the call fails with ResourceExhausted, and maybe the link with it.
   void start(const std::shared_ptr<Call::State>& call, Message message);
   /// Acquires credit for `bytes` bytes; see Credits. DeadlineExceeded after `options.timeout`.
   Status acquire_credit(std::size_t bytes, const RawCallOptions& options);
@@ -101,7 +101,7 @@ class Link final : public FrameSink,
   void close(const Status& status, Loss loss = Loss::connection);
   /// Ends the link because the peer has closed a connection or its ring. Waits a moment for the end of the peer's
   /// process on this host, which is the reason then. Not for the reactor thread.
-  void close_after_peer(const Status& status) override;
+  void close_after_peer(const Status& status) noexcept override;
   /// Handles a failed attempt to dial a peer of which no incarnation is known: Connections::fail_impatient(). True: no
   /// call waits, and the link has been closed.
   bool unreachable(const Status& why, bool may_answer);
@@ -197,6 +197,7 @@ class Link final : public FrameSink,
   ~Link();
 
   bool close(const Status& status, Loss loss, bool unless_awaited);
+  void wind_up(Connections::Remains& remains, const Status& why, Loss loss);
   void take_last_replies();
   void on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream);
 

@@ -1,9 +1,11 @@
 // The caller's side of a link: credit for bytes in flight, the start of a call, and what the link tells of itself.
+#include <new>
 #include <string>
 #include <utility>
 
 #include "agent/link.h"
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -20,9 +22,21 @@ Status Link::acquire_credit(std::size_t bytes, const RawCallOptions& options) {
 }
 
 void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
-  calls_.add(call, message);
-  if (!ring_wanted_.load(std::memory_order_relaxed)) want_ring();
-  connections_.send_call(call, std::move(message));
+  try {
+    calls_.add(call, message);
+    if (!ring_wanted_.load(std::memory_order_relaxed)) want_ring();
+    connections_.send_call(call, std::move(message));
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    if (call->id == 0) {
+      credits_.release(call->counted_bytes);
+    } else {
+      close(out_of_memory::status());  // a part of the request may have been sent
+      calls_.fail(call, out_of_memory::status());
+    }
+    call->complete(out_of_memory::status());
+    call->release_arguments();
+  }
 }
 
 std::string Link::state_text() {

@@ -67,12 +67,11 @@ void Reply::send(Message message) {
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
   const bool expired = state->incoming->deadline && *state->incoming->deadline <= state->link->engine().clock.now();
-  const Status too_late(expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late");
   or_end_link(*state->link, [&] {
     record_answer(*state->link, *state->incoming);
     if (late) state->link->answered_late(*state->incoming);
     if (late)
-      state->link->refuse(state->route, too_late);
+      state->link->refuse(state->route, {expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late"});
     else
       state->link->answer(state->route, std::move(message));
   });
@@ -188,12 +187,18 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   auto incoming = std::move(*begun);
   incoming->received = now.time_since_epoch().count();
   if (function) incoming->function = function->number;
-  if (engine_->trace.on()) incoming->traced = record_of(frame, function ? function->name : name, route);
   if (closed()) incoming_calls_.cancel(*incoming);  // close() may have cancelled the requests before this one was added
   ++engine_->counters.serving;
-  if (header.function == 0 && function) route.tell_number = function->number;
-  if (!frame.placement.empty()) route.placement = placement_of(frame.placement);
-  auto reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(route), incoming));
+  std::shared_ptr<Reply> reply;
+  try {
+    if (header.function == 0 && function) route.tell_number = function->number;
+    if (!frame.placement.empty()) route.placement = placement_of(frame.placement);
+    if (engine_->trace.on()) incoming->traced = record_of(frame, function ? function->name : name, route);
+    reply = std::make_shared<Reply>(std::make_unique<Reply::State>(shared_from_this(), std::move(route), incoming));
+  } catch (const std::bad_alloc&) {  // nobody will answer it: the link ends
+    end_incoming(header.call, *incoming);
+    throw;
+  }
   channels_.receive(
       stream, frame, {},
       [self = shared_from_this(), function = std::move(function), name = std::move(name), reply, incoming](
@@ -209,7 +214,7 @@ Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
                                 std::move(*reply));
         }
         self->incoming_calls_.when_in_order(
-            *incoming, [self, function, name, received = std::move(received), incoming, reply]() mutable {
+            *incoming, [self, function, name, received = std::move(received), incoming, reply](const Status&) mutable {
               self->dispatch(std::move(function), std::move(name), std::move(received), std::move(incoming),
                              std::move(*reply));
             });

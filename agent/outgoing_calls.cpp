@@ -6,6 +6,7 @@
 #include "agent/link.h"
 #include "agent/placement.h"
 #include "agent/time_out_text.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -214,19 +215,30 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     finish(call, std::move(status));
     return {};
   }
-  link_.channels().receive(
-      stream, frame, call->options.into,
-      [this, link = link_.shared_from_this(), call = call](Status status, Received received) {
-        if (!pending_.remove(call->id)) return;
-        finish(call, status.ok() ? Result<Received>(std::move(received)) : Result<Received>(std::move(status)));
-      });
+  try {
+    link_.channels().receive(
+        stream, frame, call->options.into,
+        [this, link = link_.shared_from_this(), call = call](Status status, Received received) {
+          if (!pending_.remove(call->id)) return;
+          finish(call, status.ok() ? Result<Received>(std::move(received)) : Result<Received>(std::move(status)));
+        });
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    link_.close(out_of_memory::status());  // its channels then write no more to the caller's own memory
+    if (pending_.remove(call->id)) finish(call, out_of_memory::status());
+  }
   return {};
 }
 
 void OutgoingCalls::finish(const std::shared_ptr<Call::State>& call, Result<Received> result) {
   --link_.engine().counters.pending;
-  count(*call, result.status().code());
-  if (call->traced) record(*call, result.status().code());
+  const auto code = result.status().code();
+  try {
+    count(*call, code);
+    if (call->traced) record(*call, code);
+  } catch (const std::bad_alloc&) {  // what tells of the call is lost, and the call ends
+    out_of_memory::release_reserve();
+  }
   call->complete(std::move(result));
   ring_.call_ended(*call);
   link_.reader().call_ended(*call);
@@ -286,12 +298,19 @@ void OutgoingCalls::expire(const std::shared_ptr<Call::State>& call) { cancel(ca
 
 void OutgoingCalls::fail(const std::shared_ptr<Call::State>& call, const Status& why) {
   if (!pending_.give_up(call->id)) return;
-  auto text = "\"" + call->shown() + "\": " + std::string(why.what());
+  auto told = why;
+  out_of_memory::with_reserve([&] { told = explained(*call, why); });
+  finish(call, std::move(told));
+}
+
+/// Returns the error of a call that fails with `why`.
+Status OutgoingCalls::explained(const Call::State& call, const Status& why) const {
+  auto text = "\"" + call.shown() + "\": " + std::string(why.what());
   if (why.code() == Code::connection_lost || why.code() == Code::protocol_error) {
     const auto events = link_.engine().counters.flight.last(FlightSubject::link, link_.peer().name, events_in_errors);
     if (!events.empty()) text += ". Before that, on this link: " + events;
   }
-  finish(call, Status(why.code(), std::move(text)));
+  return {why.code(), std::move(text)};
 }
 
 void OutgoingCalls::drop(const UnsentCall& unsent, const Status& why) {

@@ -93,6 +93,7 @@ class OutgoingCalls final {
   void ask(Call::State& call);
   void record(const Call::State& call, Code code);
   void count(const Call::State& call, Code code);
+  [[nodiscard]] Status explained(const Call::State& call, const Status& why) const;
   void finish(const std::shared_ptr<Call::State>& call, Result<Received> result);
   [[nodiscard]] Status expired(const Call::State& call) const;
 

@@ -157,10 +157,13 @@ std::shared_ptr<Session> Peers::session_of(const PeerInfo& peer) {
   std::shared_ptr<Session> session, before;
   {
     const std::lock_guard lock(mutex_);
-    auto& known = sessions_[peer.name];
-    if (known && known->peer().incarnation == peer.incarnation) return known;
-    before = std::exchange(known, std::make_shared<Session>(peer, engine_.clock));
-    session = known;
+    const auto known = sessions_.find(peer.name);
+    if (known != sessions_.end() && known->second->peer().incarnation == peer.incarnation) return known->second;
+    session = std::make_shared<Session>(peer, engine_.clock);
+    if (known != sessions_.end())
+      before = std::exchange(known->second, session);
+    else
+      sessions_.emplace(peer.name, session);
   }
   if (before) bury(before, {Code::connection_lost, "\"" + peer.name + "\" was restarted"});
   return session;

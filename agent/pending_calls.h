@@ -23,6 +23,12 @@ class PendingCalls final {
     if (free_.empty()) {
       index = static_cast<std::uint32_t>(slots_.size());
       slots_.emplace_back();
+      try {
+        free_.reserve(slots_.capacity());  // so that a call can end without memory
+      } catch (...) {
+        slots_.pop_back();
+        throw;
+      }
     } else {
       index = free_.back();
       free_.pop_back();

@@ -279,6 +279,8 @@ void Pool::wake_one() {
     start_thread([pool = shared_from_this()] { pool->main(); }).detach();
   } catch (const std::system_error&) {
     threads_.start_failed();  // a running thread takes the work later
+  } catch (const std::bad_alloc&) {
+    threads_.start_failed();
   }
 }
 
@@ -332,7 +334,7 @@ bool Pool::run_one() {
       run_or_drop([&] { run(driven_, jobs_.take(false), lock); });
     } else {
       const auto ready = readables_.poll();
-      any = ready.count != 0;
+      any = ready.count != 0 && !stopping_;
       for (std::size_t i = 0; i < ready.count && !stopping_; ++i) report(ready.fds[i], lock);
     }
     if (!lock.owns_lock()) lock.lock();
@@ -502,7 +504,10 @@ void Pool::report(int fd, std::unique_lock<std::mutex>& lock) {
   if (entry == nullptr) return;
   auto readable = entry->readable;
   if (entry->watch == Watch::blocking) {
-    return jobs_.add({.run = [readable = std::move(readable)] { readable->on_readable(); }, .takes_long = true});
+    const bool added = out_of_memory::with_reserve(
+        [&] { jobs_.add({.run = [readable] { readable->on_readable(); }, .takes_long = true}); });
+    if (!added) readables_.arm(fd);  // it was reported once, and is again
+    return;
   }
   lock.unlock();
   run_or_drop([&] { readable->on_readable(); });

@@ -12,7 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <optional>
 #include <utility>
 
@@ -133,7 +133,7 @@ class PoolJobs final {
 
  private:
   struct Queue {
-    std::deque<Job> jobs;
+    std::list<Job> jobs;  // start_if() needs no memory
     FairQueue<Job> handlers;
   };
 
@@ -141,10 +141,9 @@ class PoolJobs final {
   template <class Wanted>
   void start_if(const Wanted& wanted) {
     for (auto* queue : {&plain_, &in_executor_}) {
-      for (auto& job : queue->handlers.take_if(wanted)) {
-        job.handler = false;
-        queue->jobs.push_back(std::move(job));
-      }
+      auto taken = queue->handlers.take_if(wanted);
+      for (auto& job : taken) job.handler = false;
+      queue->jobs.splice(queue->jobs.end(), taken);
     }
     count();
   }

@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "base/log.h"
 #include "base/out_of_memory.h"
 #include "base/threads.h"
 
@@ -16,6 +17,19 @@ thread_local bool is_reactor = false;
 
 constexpr std::chrono::milliseconds tick_interval{1}, slow_interval{10};
 constexpr int ticks_until_slower = 200;  // so that not every call of a burst pays for waking this thread
+
+/// Runs handlers. False: one had no memory; what it held is destroyed, which ends its connection or its dial.
+template <class Run>
+bool run_handlers(const Run& run) {
+  try {
+    run();
+    return true;
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    log_warning("out of memory: a handler of the reactor was dropped");
+    return false;
+  }
+}
 
 /// Marks the calling thread as a reactor's while it lives.
 class OnReactor final {
@@ -40,7 +54,8 @@ void Reactor::start() {
     ::pthread_setname_np(::pthread_self(), "tf-reactor");
     is_reactor = true;
     preempt_no_thread();
-    loop_->context.run();
+    while (!run_handlers([this] { loop_->context.run(); })) {
+    }
   });
 }
 
@@ -66,7 +81,8 @@ void Reactor::close() {
 
 bool Reactor::poll_one() {
   const OnReactor here;
-  return loop_ && loop_->context.poll_one() != 0;
+  bool any = false;
+  return loop_ && (!run_handlers([&] { any = loop_->context.poll_one() != 0; }) || any);
 }
 
 Pace Reactor::tick_once() {

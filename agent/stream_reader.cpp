@@ -3,9 +3,11 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "agent/pool.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -30,7 +32,7 @@ void StreamReader::disarm(const FrameStream& stream) {
 }
 
 /// Gives up the right to read, and hands it to a thread that waits, or to the pool.
-void StreamReader::release(FrameStream& stream) {
+void StreamReader::release(FrameStream& stream) noexcept {
   stream.end_read();
   const std::lock_guard lock(mutex_);
   if (stream.being_read()) return;  // by a thread that came meanwhile, and will do this
@@ -42,7 +44,13 @@ void StreamReader::release(FrameStream& stream) {
   if (armed_) return;
   if (!peer_only_answers()) return arm(stream);
   due_ = true;
-  link_.activate();
+  try {
+    link_.activate();
+  } catch (const std::bad_alloc&) {  // no tick comes
+    out_of_memory::release_reserve();
+    due_ = false;
+    arm(stream);
+  }
 }
 
 /// Makes the pool watch the stream: no thread reads. Under mutex_.

@@ -39,7 +39,7 @@ class ReadLink {
   /// Returns what takes the frames that are read.
   virtual FrameSink& sink() = 0;
   /// Ends the link, because the peer has closed the connection.
-  virtual void close_after_peer(const Status& status) = 0;
+  virtual void close_after_peer(const Status& status) noexcept = 0;
   /// Ends a call whose deadline has passed.
   virtual void expire(Call::State& call) = 0;
   /// Helps the channels along until a call is done whose reply is landing, or there is nothing to help with.
@@ -96,7 +96,7 @@ class StreamReader final {
   void read_until_done(Call::State& call, const std::shared_ptr<FrameStream>& stream,
                        std::optional<Clock::time_point> until, const std::function<bool()>& interrupted, bool& stopped);
   bool take(FrameStream& stream);
-  void release(FrameStream& stream);
+  void release(FrameStream& stream) noexcept;
   void arm(const FrameStream& stream);
   void disarm(const FrameStream& stream);
   [[nodiscard]] bool peer_only_answers() const;

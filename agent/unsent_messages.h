@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <list>
 #include <utility>
 
 #include "agent/call_state.h"
@@ -21,16 +22,18 @@ struct UnsentCall {
 };
 
 struct UnsentMessages {
-  std::deque<UnsentCall> calls;
+  std::list<UnsentCall> calls;  // a list, because calls are taken out also when there is no memory
   std::deque<std::pair<Bytes, Descriptors>> controls;
   std::deque<std::pair<Bytes, FrameStream::Part>> buffers;  // each with its bulk frame
 
   /// Takes out the calls for which `wanted(call)` is true.
   template <class Wanted>
-  std::deque<UnsentCall> take_calls_if(const Wanted& wanted) {
-    std::deque<UnsentCall> taken, left;
-    for (auto& unsent : calls) (wanted(*unsent.call) ? taken : left).push_back(std::move(unsent));
-    calls = std::move(left);
+  std::list<UnsentCall> take_calls_if(const Wanted& wanted) {
+    std::list<UnsentCall> taken;
+    for (auto next = calls.begin(); next != calls.end();) {
+      const auto one = next++;
+      if (wanted(*one->call)) taken.splice(taken.end(), calls, one);
+    }
     return taken;
   }
   /// Returns how long the calls with `wait_for_ready` may still wait; 0: there is none.

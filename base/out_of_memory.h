@@ -5,6 +5,8 @@
 /// The agents take the reserve again every second. Any thread may call these functions at any time.
 #pragma once
 
+#include <new>
+
 #include "base/status.h"
 
 namespace tensorferry::out_of_memory {
@@ -15,5 +17,20 @@ namespace tensorferry::out_of_memory {
 void release_reserve() noexcept;
 /// Takes the reserve, unless this process has it. If there is no memory, does nothing.
 void take_reserve() noexcept;
+
+/// Runs `work`, which throws nothing but std::bad_alloc and can run again after that. If it has no memory, gives the
+/// reserve back and runs it once more. False: there was no memory then either.
+template <class Work>
+bool with_reserve(const Work& work) noexcept {
+  for (int attempts = 2; attempts > 0; --attempts) {
+    try {
+      work();
+      return true;
+    } catch (const std::bad_alloc&) {
+      release_reserve();
+    }
+  }
+  return false;
+}
 
 }  // namespace tensorferry::out_of_memory

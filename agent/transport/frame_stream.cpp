@@ -42,7 +42,9 @@ FrameStream::FrameStream(std::unique_ptr<StreamPort> port, Use use)
 FrameStream::FrameStream(FileDescriptor socket, bool local, Use use)
     : FrameStream(std::make_unique<SocketPort>(std::move(socket), local), use) {}
 
-FrameStream::~FrameStream() { close({Code::connection_lost, "the connection was dropped"}); }
+FrameStream::~FrameStream() {
+  out_of_memory::with_reserve([this] { close({Code::connection_lost, "the connection was dropped"}); });
+}
 
 bool FrameStream::send(Bytes frame, std::vector<Part> trailing, Descriptors descriptors, bool flush,
                        std::vector<Written>* apart) {
@@ -213,7 +215,7 @@ FrameStream::Progress FrameStream::read_some(FrameSink& sink) try {
   return Progress::some;
 } catch (const std::bad_alloc&) {  // a part of a frame may have been handled, so the stream cannot go on
   out_of_memory::release_reserve();
-  close(out_of_memory::status());
+  out_of_memory::with_reserve([this] { close(out_of_memory::status()); });
   return Progress::closed;
 }
 

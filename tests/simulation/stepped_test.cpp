@@ -26,15 +26,16 @@ void run_seeds(std::uint64_t usual, SteppedFaults faults) {
   for (std::uint64_t seed = 1; seed <= more; ++seed) seeds.push_back(seed);
   if (given != nullptr) seeds = {std::strtoull(given, nullptr, 10)};
   std::map<Code, std::size_t> outcomes;
-  std::uint64_t steps = 0;
+  std::uint64_t steps = 0, failed_allocations = 0;
   for (const auto seed : seeds) {
     SteppedWorld world(seed, faults);
     for (const auto& problem : world.run())
       ADD_FAILURE() << "seed " << seed << ": " << problem << " (TENSORFERRY_SEED=" << seed << " replays it)";
     steps += world.steps();
+    failed_allocations += world.failed_allocations();
     for (const auto& [code, count] : world.outcomes()) outcomes[code] += count;
   }
-  std::cout << seeds.size() << " seeds, " << steps << " steps; calls by outcome:";
+  std::cout << seeds.size() << " seeds, " << steps << " steps, " << failed_allocations << " failed allocations; calls by outcome:";
   for (const auto& [code, count] : outcomes) std::cout << ' ' << Status(code, "").text() << count;
   std::cout << '\n';
 }
@@ -47,6 +48,12 @@ TEST(SteppedAgents, CallsEndOnceAlthoughTheNetworkIsParted) { run_seeds(200, {.e
 
 TEST(SteppedAgents, CallsEndOnceAlthoughAgentsDie) {
   run_seeds(200, {.ends = true, .partitions = true, .deaths = true});
+}
+
+TEST(SteppedAgents, CallsEndOnceAlthoughMemoryRunsOut) { run_seeds(400, {.memory = 2000}); }
+
+TEST(SteppedAgents, CallsEndOnceAlthoughMemoryRunsOutOftenAndAgentsDie) {
+  run_seeds(200, {.ends = true, .partitions = true, .deaths = true, .memory = 200});
 }
 
 TEST(SteppedAgents, LostCallsSayWhatHasHappenedToTheirPeer) { run_seeds(200, {.deaths = true}); }

@@ -7,6 +7,7 @@
 #include "agent/rendezvous/memory_store.h"
 #include "base/text.h"
 #include "tests/agent/agents.h"
+#include "tests/simulation/scarce_memory.h"
 
 namespace tensorferry::testing {
 namespace {
@@ -33,7 +34,7 @@ std::string name_of_agent(std::size_t number) { return "agent" + std::to_string(
 }  // namespace
 
 SteppedWorld::SteppedWorld(std::uint64_t seed, SteppedFaults faults)
-    : faults_(faults), random_(seed), store_(std::make_shared<StepStore>()) {
+    : faults_(faults), random_(seed), store_(std::make_shared<StepStore>()), memory_state_(seed) {
   const auto count = 2 + below(2);
   agents_.resize(count);
   for (std::size_t i = 0; i < count; ++i) make_agent(i);
@@ -56,6 +57,7 @@ void SteppedWorld::make_agent(std::size_t number) {
 }
 
 void SteppedWorld::serve(std::size_t number, const Request& request, Reply reply) {
+  std::optional<PlentyOfMemory> plenty(std::in_place);
   const auto which = std::strtoull(std::string(text_of(request.arguments.payload)).c_str(), nullptr, 10);
   auto& call = calls_.at(which);
   note(which);
@@ -70,7 +72,9 @@ void SteppedWorld::serve(std::size_t number, const Request& request, Reply reply
   if (!call.answered.value_or(below(2) != 0)) return;  // it is answered later
   auto answered = std::move(unanswered_.back().second);
   unanswered_.pop_back();
-  answered.send({request.arguments.payload, request.arguments.buffers, {}, {}});
+  Message answer{request.arguments.payload, request.arguments.buffers, {}, {}};
+  plenty.reset();
+  answered.send(std::move(answer));
 }
 
 bool SteppedWorld::answer_one() {
@@ -107,13 +111,49 @@ void SteppedWorld::make_call() {
   start(number, std::move(options), under_way == 0 ? bytes : 0);
 }
 
+template <class Job>
+bool SteppedWorld::limited(const Job& job) {
+  std::optional<ScarceMemory> scarce;
+  if (faults_.memory != 0) scarce.emplace(memory_state_, faults_.memory);
+  const auto before = ScarceMemory::failures();
+  bool had_enough = true;
+  try {
+    job();
+  } catch (const std::bad_alloc&) {
+    had_enough = false;
+  }
+  failed_allocations_ += ScarceMemory::failures() - before;
+  return had_enough;
+}
+
+bool SteppedWorld::step() {
+  ++steps_;
+  const auto choice = below(agents_.size() + 2);
+  note(choice);
+  if (choice < agents_.size()) return work_at(choice);
+  if (const auto ready = network_.ready(); ready != 0) {
+    const auto which = below(ready);
+    network_.progress(which, std::size_t{1} << below(13));
+    return true;
+  }
+  return false;
+}
+
 void SteppedWorld::start(std::size_t number, RawCallOptions options, std::size_t bytes) {
   auto& made = calls_.at(number);
   made.deadline = time_->now() + options.timeout;
   auto message = message_of(std::to_string(number));
   if (bytes != 0) message.buffers = {patterned(bytes, static_cast<unsigned>(number))};
-  made.call = agents_[made.from].agent->call(name_of_agent(made.to), "run", std::move(message), std::move(options));
+  if (!limited([&] {
+        made.call =
+            agents_[made.from].agent->call(name_of_agent(made.to), "run", std::move(message), std::move(options));
+      })) {
+    made.ends = 1;
+    made.status = {Code::resource_exhausted, "the caller got std::bad_alloc"};
+    return;
+  }
   made.call.on_done([this, number](const Result<Received>& reply) {
+    const PlentyOfMemory plenty;
     auto& ended = calls_.at(number);
     ++ended.ends;
     ended.status = reply.status();
@@ -168,20 +208,14 @@ void SteppedWorld::break_something() {
 
 bool SteppedWorld::work_at(std::size_t agent) {
   if (agents_[agent].dead) return false;
-  return agents_[agent].agent->step(below(2) == 0 ? RawAgent::Work::pool : RawAgent::Work::reactor);
+  return work(agent, below(2) == 0 ? RawAgent::Work::pool : RawAgent::Work::reactor);
 }
 
-bool SteppedWorld::step() {
-  ++steps_;
-  const auto choice = below(agents_.size() + 2);
-  note(choice);
-  if (choice < agents_.size()) return work_at(choice);
-  if (const auto ready = network_.ready(); ready != 0) {
-    const auto which = below(ready);
-    network_.progress(which, std::size_t{1} << below(13));
-    return true;
-  }
-  return false;
+bool SteppedWorld::work(std::size_t agent, RawAgent::Work on) {
+  bool worked = true;
+  if (!limited([&] { worked = agents_[agent].agent->step(on); }))
+    problems_.push_back(formatted("agent{}'s thread would have ended the process, without memory", agent));
+  return worked;
 }
 
 void SteppedWorld::exhaust() {
@@ -193,11 +227,11 @@ void SteppedWorld::exhaust() {
       continue;
     }
     // The random choices may have missed something: look at everything once.
-    for (auto& each : agents_) {
-      if (each.dead) continue;
-      any = each.agent->step(RawAgent::Work::pool) || any;
-      any = each.agent->step(RawAgent::Work::reactor) || any;
-      (void)each.agent->step(RawAgent::Work::tick);
+    for (std::size_t i = 0; i < agents_.size(); ++i) {
+      if (agents_[i].dead) continue;
+      any = work(i, RawAgent::Work::pool) || any;
+      any = work(i, RawAgent::Work::reactor) || any;
+      (void)work(i, RawAgent::Work::tick);
     }
     any = network_.ready() != 0 || any;
     idle = any ? 0 : idle + 1;
@@ -207,8 +241,8 @@ void SteppedWorld::exhaust() {
 void SteppedWorld::advance(Clock::duration by) {
   note(static_cast<std::uint64_t>(by.count()));
   time_->advance(by);
-  for (auto& each : agents_) {
-    if (!each.dead) (void)each.agent->step(RawAgent::Work::tick);
+  for (std::size_t i = 0; i < agents_.size(); ++i) {
+    if (!agents_[i].dead) (void)work(i, RawAgent::Work::tick);
   }
 }
 
@@ -239,7 +273,7 @@ std::vector<std::string> SteppedWorld::run() {
       default:
         if (!calls_.empty()) {
           auto& one = calls_[below(calls_.size())];
-          if (one.kind == Kind::cancelled && !agents_[one.from].dead) one.call.cancel();
+          if (one.kind == Kind::cancelled && one.call && !agents_[one.from].dead) one.call.cancel();
         }
     }
     for (auto some = below(120); some > 0; --some) (void)step();
@@ -284,18 +318,20 @@ void SteppedWorld::meet() {
 
 /// Returns whether a call that its caller saw end may have ended so.
 bool SteppedWorld::is_allowed(const Made& call) const {
-  const bool broken = faults_.ends || faults_.partitions || faults_.deaths;
+  const bool broken = faults_.ends || faults_.partitions || faults_.deaths || failed_allocations_ != 0;
   const bool may_be_apart = faults_.partitions || faults_.deaths;
   switch (call.status.code()) {
     case Code::ok:
       return call.runs >= 1;
     case Code::connection_lost:
       // While its session goes on, an idempotent call is sent again.
-      return call.kind == Kind::idempotent ? may_be_apart || !met_ : broken;
+      return call.kind == Kind::idempotent ? may_be_apart || !met_ || failed_allocations_ != 0 : broken;
     case Code::deadline_exceeded:
       return broken || call.kind == Kind::expiring;
     case Code::cancelled:
       return call.kind == Kind::cancelled;
+    case Code::resource_exhausted:
+      return failed_allocations_ != 0;
     default:
       return false;
   }
@@ -303,7 +339,7 @@ bool SteppedWorld::is_allowed(const Made& call) const {
 
 /// Returns whether the reason that a lost call gives has happened to its peer, and is no mere consequence of it.
 bool SteppedWorld::is_true(const Made& call) const {
-  if (call.status.code() != Code::connection_lost) return true;
+  if (call.status.code() != Code::connection_lost || faults_.memory != 0) return true;
   const auto text = call.status.text();
   const auto says = [&](std::string_view what) { return text.find(what) != std::string::npos; };
   const auto& peer = agents_[call.to];

@@ -24,6 +24,7 @@ struct SteppedFaults {
   bool ends = false;        // of connections: seen by both ends, by one, or by none
   bool partitions = false;  // for a while
   bool deaths = false;      // of agents: of the process, or silently with the host
+  std::uint32_t memory = 0;  // one allocation of so many fails while agents work; 0: none does
 };
 
 class SteppedWorld final {
@@ -55,6 +56,8 @@ class SteppedWorld final {
   /// Returns a digest of all decisions and outcomes of the run, the same for each run of a seed.
   [[nodiscard]] std::uint64_t digest() const noexcept { return digest_; }
   [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
+  /// Returns how many allocations failed.
+  [[nodiscard]] std::uint64_t failed_allocations() const noexcept { return failed_allocations_; }
   /// Returns how many calls ended with each code.
   [[nodiscard]] const std::map<Code, std::size_t>& outcomes() const noexcept { return outcomes_; }
 
@@ -88,6 +91,10 @@ class SteppedWorld final {
   /// Does one thing that is possible, if there is any.
   bool step();
   bool work_at(std::size_t agent);
+  bool work(std::size_t agent, RawAgent::Work on);
+  /// Does a job of an agent with as much memory as the faults leave it. False: the job threw std::bad_alloc.
+  template <class Job>
+  bool limited(const Job& job);
   bool answer_one();
   /// Works until nothing is possible without time going on.
   void exhaust();
@@ -116,6 +123,7 @@ class SteppedWorld final {
   std::vector<std::string> problems_;
   std::map<Code, std::size_t> outcomes_;
   std::uint64_t digest_ = 14695981039346656037ULL, steps_ = 0;
+  std::uint64_t memory_state_, failed_allocations_ = 0;
 };
 
 }  // namespace tensorferry::testing

@@ -1,0 +1,70 @@
+#include "tests/simulation/scarce_memory.h"
+
+#include <cstddef>
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <utility>
+
+namespace tensorferry::testing {
+namespace {
+
+thread_local std::uint64_t* scarce_state = nullptr;  // null: there is plenty
+thread_local std::uint64_t failed = 0;
+thread_local std::uint32_t one_of = 0;
+thread_local std::uint32_t spared = 0;  // so many more succeed
+
+constexpr std::uint32_t of_reserve = 64;
+
+bool fails_now() noexcept {
+  if (scarce_state == nullptr) return false;
+  if (spared != 0) return spared-- == 0;
+  *scarce_state = *scarce_state * 6364136223846793005ULL + 1442695040888963407ULL;
+  if ((*scarce_state >> 33U) % one_of != 0) return false;
+  ++failed;
+  spared = of_reserve;
+  return true;
+}
+
+void* taken(std::size_t bytes) {
+  auto* const memory = fails_now() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+void* taken(std::size_t bytes, std::align_val_t alignment) {
+  const auto step = static_cast<std::size_t>(alignment);
+  auto* const memory = fails_now() ? nullptr : std::aligned_alloc(step, (bytes + step) / step * step);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+ScarceMemory::ScarceMemory(std::uint64_t& state, std::uint32_t one_in) noexcept {
+  one_of = one_in;
+  scarce_state = &state;
+}
+
+ScarceMemory::~ScarceMemory() { scarce_state = nullptr; }
+
+std::uint64_t ScarceMemory::failures() noexcept { return failed; }
+
+PlentyOfMemory::PlentyOfMemory() noexcept : state_(std::exchange(scarce_state, nullptr)) {}
+
+PlentyOfMemory::~PlentyOfMemory() { scarce_state = state_; }
+
+}  // namespace tensorferry::testing
+
+void* operator new(std::size_t bytes) { return tensorferry::testing::taken(bytes); }
+void* operator new[](std::size_t bytes) { return tensorferry::testing::taken(bytes); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) { return tensorferry::testing::taken(bytes, alignment); }
+void* operator new[](std::size_t bytes, std::align_val_t alignment) { return tensorferry::testing::taken(bytes, alignment); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
