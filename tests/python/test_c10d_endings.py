@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import test_c10d
+import torch.distributed as dist
 from conftest import repeated
 from test_c10d import told
 
@@ -51,3 +52,21 @@ def test_a_group_with_a_dead_member_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scenario", ["refuses", "sums_sparse_tensors_meanwhile"])
 def test_a_call_says_what_is_wrong_and_holds_up_nothing(tmp_path: Path, scenario: str) -> None:
     check(tmp_path, 2, scenario)
+
+
+has_abort_hooks = pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "register_abort_hook"), reason="this version of torch has no hooks"
+)
+
+
+@has_abort_hooks
+def test_abort_hooks_run_before_the_program_gets_the_error(tmp_path: Path) -> None:
+    ranks = test_c10d.run(tmp_path, 3, "calls_abort_hooks", program="c10d_endings.py")
+    assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL], told(ranks)
+    for rank in ranks[:-1]:
+        assert rank.stdout == "survived\n" and "abort hook 1 of a process group threw: " in rank.stderr, told(ranks)
+
+
+@has_abort_hooks
+def test_a_hook_that_keeps_its_process_group_goes_with_it(tmp_path: Path) -> None:
+    check(tmp_path, 1, "drops_abort_hooks")

@@ -297,6 +297,9 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::work_of(const TensorGroup& on,
 #ifdef TENSORFERRY_COMPLETION_HOOKS
   CompletionHooks::watch(hooks_, **started, key);
 #endif
+#ifdef C10D_BACKEND_HAS_HOOKS
+  AbortHooks::watch(abort_hooks_, on.raw(), **started);
+#endif
   auto work = c10::make_intrusive<TorchWork>(*std::move(started), on.access(), type, title, std::move(results), inputs,
                                              sequence_, key, start_options(timeout, true).timeout);
   if (is_timed_) work->time_from_now();
@@ -499,10 +502,18 @@ void TorchProcessGroup::monitoredBarrier(const c10d::BarrierOptions& opts, bool 
 }
 
 void TorchProcessGroup::abort() {
-  if (const auto* formed = formed_.load(std::memory_order_acquire)) formed->raw().abort("by ProcessGroup.abort()");
+  const auto* const formed = formed_.load(std::memory_order_acquire);
+  if (formed == nullptr) return;
+#ifdef C10D_BACKEND_HAS_HOOKS
+  abort_hooks_->run();
+#endif
+  formed->raw().abort("by ProcessGroup.abort()");
 }
 
 void TorchProcessGroup::shutdown() {
+#ifdef C10D_BACKEND_HAS_HOOKS
+  const std::shared_ptr<void> at_the_end(nullptr, [this](void*) { abort_hooks_->clear(); });
+#endif
   const auto* const formed = formed_.load(std::memory_order_acquire);
   if (formed == nullptr) return;
   const Returning to_the_caller;

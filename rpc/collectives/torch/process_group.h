@@ -70,6 +70,27 @@ class CompletionHooks final {
 };
 #endif
 
+#ifdef C10D_BACKEND_HAS_HOOKS
+/// The hooks by which a program sees that the group has failed, before it gets the error. Thread-safe. No hook runs
+/// under its lock.
+class AbortHooks final {
+ public:
+  void add(std::int64_t id, c10d::AbortHook hook);
+  void remove(std::int64_t id);
+  /// Drops all hooks: one may keep its process group.
+  void clear();
+  /// Calls the hooks, in the order of their ids. Logs what one throws. Does nothing after keep_tensors_from_now().
+  void run() noexcept;
+  /// Calls the hooks before `work` of `group` ends, if the group has failed then.
+  static void watch(const std::shared_ptr<AbortHooks>& self, RawGroup& group, GroupWork& work);
+
+ private:
+  using Shared = std::shared_ptr<const c10d::AbortHook>;  // to copy a function of Python takes the GIL
+  std::mutex mutex_;
+  std::map<std::int64_t, Shared> hooks_;
+};
+#endif
+
 /// An operation of the backend. Errors become c10d::DistBackendError, at the call or in the work. Results on a device
 /// are valid in the order of the streams that were current at wait(), and of those of the future's callbacks.
 ///
@@ -158,6 +179,16 @@ class TorchProcessGroup final : public c10d::Backend {
   bool supportsCompletionHooks() const override { return true; }
   void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override { hooks_->add(id, std::move(hook)); }
   void unregisterCompletionHook(int64_t id) override { hooks_->remove(id); }
+#endif
+
+#ifdef C10D_BACKEND_HAS_HOOKS
+  /// The hooks run when an operation ends after the group has failed: because a rank has died, or is late in an
+  /// operation of all ranks, or a rank aborts. They run before any wait() for the operation returns, on the thread that
+  /// ends it, and must not wait for it. abort() runs them first. They do not run if a send or receive fails alone, or
+  /// if a rank leaves. shutdown() drops them.
+  bool supportsAbortHooks() const override { return true; }
+  void registerAbortHook(int64_t id, c10d::AbortHook hook) override { abort_hooks_->add(id, std::move(hook)); }
+  void unregisterAbortHook(int64_t id) override { abort_hooks_->remove(id); }
 #endif
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
@@ -263,6 +294,9 @@ class TorchProcessGroup final : public c10d::Backend {
   std::uint64_t splits_ = 0;
   std::string last_split_;                                      // torch's name of the part
   std::optional<c10::weak_intrusive_ptr<c10d::Backend>> part_;  // of the last split; nullopt: this rank is not in it
+#ifdef C10D_BACKEND_HAS_HOOKS
+  const std::shared_ptr<AbortHooks> abort_hooks_ = std::make_shared<AbortHooks>();
+#endif
 #ifdef TENSORFERRY_COMPLETION_HOOKS
   const std::shared_ptr<CompletionHooks> hooks_ = std::make_shared<CompletionHooks>();
 #endif

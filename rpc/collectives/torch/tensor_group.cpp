@@ -17,8 +17,10 @@ std::atomic<bool> keeps_tensors{false};
 
 void keep_tensors_from_now() { keeps_tensors.store(true, std::memory_order_release); }
 
+bool tensors_are_kept() noexcept { return keeps_tensors.load(std::memory_order_acquire); }
+
 void TorchAccess::release(std::vector<at::Tensor> tensors) {
-  if (keeps_tensors.load(std::memory_order_acquire)) (void)new std::vector<at::Tensor>(std::move(tensors));
+  if (tensors_are_kept()) (void)new std::vector<at::Tensor>(std::move(tensors));
 }
 
 template class TensorOperations<TorchAccess>;

@@ -54,6 +54,8 @@ extern template class TensorOperations<TorchAccess>;
 /// Python's module calls this when the interpreter is about to end: a tensor that Python knows takes the GIL when it is
 /// dropped, and CPython would unwind the thread out of its destructor.
 void keep_tensors_from_now();
+/// Returns whether it has: then no function of the program may be called on the library's threads.
+bool tensors_are_kept() noexcept;
 
 class TensorGroup final : public TensorOperations<TorchAccess> {
  public:

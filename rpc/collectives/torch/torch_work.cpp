@@ -3,6 +3,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "base/foreign_code.h"
+#include "base/text.h"
 #include "rpc/collectives/torch/interruptions.h"
 #include "rpc/collectives/torch/process_group.h"
 #include "rpc/torch_futures.h"
@@ -44,6 +46,47 @@ void CompletionHooks::watch(const std::shared_ptr<CompletionHooks>& self, GroupW
       hooks = self->hooks_;
     }
     for (const auto& [id, hook] : hooks) hook({key, took.count()});
+  });
+}
+#endif
+
+#ifdef C10D_BACKEND_HAS_HOOKS
+void AbortHooks::add(std::int64_t id, c10d::AbortHook hook) {
+  auto added = std::make_shared<const c10d::AbortHook>(std::move(hook));
+  const std::lock_guard lock(mutex_);
+  hooks_[id].swap(added);  // an earlier one is destroyed after the lock is released
+}
+
+void AbortHooks::remove(std::int64_t id) {
+  Shared removed;
+  const std::lock_guard lock(mutex_);
+  if (const auto found = hooks_.find(id); found != hooks_.end()) {
+    removed = std::move(found->second);
+    hooks_.erase(found);
+  }
+}
+
+void AbortHooks::clear() {
+  std::map<std::int64_t, Shared> dropped;
+  const std::lock_guard lock(mutex_);
+  dropped.swap(hooks_);
+}
+
+void AbortHooks::run() noexcept {
+  if (tensors_are_kept()) return;
+  std::map<std::int64_t, Shared> hooks;
+  {
+    const std::lock_guard lock(mutex_);
+    hooks = hooks_;
+  }
+  for (const auto& [id, hook] : hooks) {
+    run_foreign(formatted("abort hook {} of a process group", id), [&] { (*hook)(); });
+  }
+}
+
+void AbortHooks::watch(const std::shared_ptr<AbortHooks>& self, RawGroup& group, GroupWork& work) {
+  work.before_end([self, &group] {  // which the work keeps
+    if (!group.over().ok() && !group.closed()) self->run();
   });
 }
 #endif

@@ -84,7 +84,7 @@ TorchWindow::~TorchWindow() {
 
 TorchWindow::Place TorchWindow::place() const {
   Place out{process_group_.lock(), group_.lock()};
-  TORCH_CHECK_WITH(DistBackendError, out.process_group && out.group,
+  TORCH_CHECK_WITH(DistBackendError, out.process_group && out.group && !out.raw().closed(),
                    "Cancelled: the process group of this window was destroyed or reconfigured: make a new window");
   return out;
 }

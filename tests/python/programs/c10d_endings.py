@@ -9,7 +9,9 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import tensorferry.c10d
@@ -207,6 +209,55 @@ def refuses() -> None:
     refused(dist.DistBackendError, lambda: dist.all_reduce(shapes), "several shapes", "(3, 3)", "(4, 4)")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def calls_abort_hooks() -> None:
+    """Hooks have run when the error of a late or a dead rank, or of an abort, reaches the program; others call none."""
+    init()
+    called: list[str] = []
+
+    def fails() -> None:
+        called.append("fails")
+        raise ValueError("of a hook")
+
+    world = dist.group.WORLD
+    assert world.supports_abort_hooks
+    for group, name in (world, "world"), (dist.new_group(), "part"):
+        group.register_abort_hook(1, fails)
+        group.register_abort_hook(2, partial(called.append, name))
+        group.register_abort_hook(3, partial(called.append, "removed"))
+        group.unregister_abort_hook(3)
+        group.unregister_abort_hook(4)
+    refused(dist.DistBackendError, lambda: dist.all_reduce(torch.ones(1 + rank)), "elements")
+    assert not called, called  # the group goes on
+    dist.barrier()
+    if rank == 0:
+        refused(dist.DistBackendError, lambda: dist.barrier(group, timeout=timedelta(seconds=0.1)), " timeout ")
+        assert called[:2] == ["fails", "part"] and {*called} == {"fails", "part"}, called
+        called.clear()
+    dist.barrier()
+    if rank == size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    refused(dist.DistBackendError, lambda: dist.all_reduce(torch.ones(4)), f"rank {size - 1} (", "died")
+    assert called[:2] == ["fails", "world"], called
+    called.clear()
+    world.abort()
+    assert called[:2] == ["fails", "world"], called
+    print("survived", flush=True)
+    os._exit(0)
+
+
+def drops_abort_hooks() -> None:
+    """The end of a process group drops its hooks, also one that keeps the group."""
+    init()
+    world = dist.group.WORLD
+    kept = threading.Event()
+    world.register_abort_hook(1, partial(print, world, kept))
+    seen = weakref.ref(kept)
+    del kept
+    assert seen() is not None
+    dist.destroy_process_group()
+    assert seen() is None
 
 
 def sums_sparse_tensors_meanwhile() -> None:
