@@ -47,10 +47,11 @@ struct GroupOptions {
 /// Tensors are in host memory and may be strided. An input must not be written, and an output not be used, until the
 /// future has completed. Futures give the outputs. If a thread waits for the future, it runs the operation itself;
 /// otherwise a thread of the agent's pool does. An operation cannot be cancelled alone: Future::cancel has no effect.
-/// `timeout` 0: the group's.
+/// `timeout` 0: the group's. `algorithm`: how this call is done, such as "two_shot", the same at every rank; "": as the
+/// group's options say.
 ///
-/// Errors: a tensor or a rank that makes no sense throws InvalidArgument here, at this rank alone. All other errors
-/// come through the future:
+/// Errors: a tensor or a rank that makes no sense, and an algorithm that does not fit, throw InvalidArgument here, at
+/// this rank alone. All other errors come through the future:
 ///
 /// - InvalidArgument, at every rank: the ranks called different operations. The text names the rank that differs. The
 ///   group can be used further.
@@ -86,22 +87,28 @@ class Group {
   /// Completes when all ranks have called it.
   Future<void> barrier(Timeout timeout = {});
   /// Copies the tensor of rank `root` into that of every other rank.
-  Future<Tensor> broadcast(const Tensor& tensor, std::size_t root = 0, Timeout timeout = {});
+  Future<Tensor> broadcast(const Tensor& tensor, std::size_t root = 0, Timeout timeout = {},
+                           std::string_view algorithm = {});
   /// Reduces the tensors of all ranks into each of them. Every rank gets the same bits.
-  Future<Tensor> all_reduce(const Tensor& tensor, ReduceOp op = {}, Timeout timeout = {});
+  Future<Tensor> all_reduce(const Tensor& tensor, ReduceOp op = {}, Timeout timeout = {},
+                            std::string_view algorithm = {});
   /// The same into `output`, which has the size and dtype of `input`.
-  Future<Tensor> all_reduce(const Tensor& input, const Tensor& output, ReduceOp op = {}, Timeout timeout = {});
+  Future<Tensor> all_reduce(const Tensor& input, const Tensor& output, ReduceOp op = {}, Timeout timeout = {},
+                            std::string_view algorithm = {});
   /// Reduces several tensors of one dtype in place, as if they were one.
-  Future<Tensors> all_reduce_coalesced(Tensors tensors, ReduceOp op = {}, Timeout timeout = {});
+  Future<Tensors> all_reduce_coalesced(Tensors tensors, ReduceOp op = {}, Timeout timeout = {},
+                                       std::string_view algorithm = {});
   /// Reduces the tensors of all ranks into that of rank `root`.
-  Future<Tensor> reduce(const Tensor& tensor, std::size_t root = 0, ReduceOp op = {}, Timeout timeout = {});
+  Future<Tensor> reduce(const Tensor& tensor, std::size_t root = 0, ReduceOp op = {}, Timeout timeout = {},
+                        std::string_view algorithm = {});
   /// The same into `output`, which is used at rank `root` alone.
   Future<Tensor> reduce(const Tensor& input, const Tensor& output, std::size_t root = 0, ReduceOp op = {},
-                        Timeout timeout = {});
+                        Timeout timeout = {}, std::string_view algorithm = {});
   /// Gives every rank the tensors of all ranks, as new tensors of the shape of `input`.
-  Future<Tensors> all_gather(const Tensor& input, Timeout timeout = {});
+  Future<Tensors> all_gather(const Tensor& input, Timeout timeout = {}, std::string_view algorithm = {});
   /// The same into `outputs`, one for each rank. Their sizes may differ if each rank knows all.
-  Future<Tensors> all_gather(const Tensor& input, Tensors outputs, Timeout timeout = {});
+  Future<Tensors> all_gather(const Tensor& input, Tensors outputs, Timeout timeout = {},
+                             std::string_view algorithm = {});
   /// Gives rank `root` the tensors of all ranks, as new tensors of the shape of `input`. The others get no tensor.
   Future<Tensors> gather(const Tensor& input, std::size_t root = 0, Timeout timeout = {});
   /// The same into `outputs`, which is used at rank `root` alone.
@@ -109,7 +116,8 @@ class Group {
   /// Gives each rank one of the `inputs` of rank `root`, in `output`. The other ranks' `inputs` are not used.
   Future<Tensor> scatter(const Tensors& inputs, const Tensor& output, std::size_t root = 0, Timeout timeout = {});
   /// Reduces the inputs of all ranks at each index into `output` of the rank of that index.
-  Future<Tensor> reduce_scatter(const Tensors& inputs, const Tensor& output, ReduceOp op = {}, Timeout timeout = {});
+  Future<Tensor> reduce_scatter(const Tensors& inputs, const Tensor& output, ReduceOp op = {}, Timeout timeout = {},
+                                std::string_view algorithm = {});
   /// Gives the input at each index to the rank of that index, which gets it at the index of this rank.
   Future<Tensors> all_to_all(const Tensors& inputs, Tensors outputs, Timeout timeout = {});
   /// Sends a tensor to rank `to`. Completes when the receiver has the elements, or a copy of them waits there.

@@ -122,9 +122,15 @@ class PythonReduction final {
   std::string error_;  // guarded by the GIL
 };
 
+StartOptions options_with(std::optional<double> timeout, std::string algorithm) {
+  auto out = options_of(timeout);
+  out.algorithm = std::move(algorithm);
+  return out;
+}
+
 /// Returns the reduction that `op` names, or does: a function of two tensors.
-Chosen chosen(const py::object& op, double factor, std::optional<double> timeout) {
-  Chosen out{{}, options_of(timeout)};
+Chosen chosen(const py::object& op, double factor, std::optional<double> timeout, std::string algorithm) {
+  Chosen out{{}, options_with(timeout, std::move(algorithm))};
   if (PyCallable_Check(op.ptr()) != 0) {
     const auto reduction = std::make_shared<PythonReduction>(py::function(op));
     out.op.kind = Reduction::custom;
@@ -244,29 +250,30 @@ std::shared_ptr<DeviceGroup> form(Groups& groups, std::vector<std::string> names
 
 void bind_reductions(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& group) {
   const auto timeout = py::arg("timeout") = py::none();
+  const auto algorithm = py::arg("algorithm") = "";
   group
       .def(
           "all_reduce",
           [](const DeviceGroup& self, const at::Tensor& input, const at::Tensor& output, const py::object& op,
-             double factor, std::optional<double> t) {
-            auto [reduction, options] = chosen(op, factor, t);
+             double factor, std::optional<double> t, std::string by_algorithm) {
+            auto [reduction, options] = chosen(op, factor, t, std::move(by_algorithm));
             const auto start = [&, &by = reduction](const TensorGroup& on, StartOptions with) {
               return on.all_reduce(input, output, by, std::move(with));
             };
             return started(self, "all_reduce", {input, output}, std::move(options), start, way_of(reduction));
           },
-          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("factor"), timeout)
+          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("factor"), timeout, algorithm)
       .def(
           "all_reduce_coalesced",
           [](const DeviceGroup& self, const Tensors& tensors, const py::object& op, double factor,
-             std::optional<double> t) {
-            auto [reduction, options] = chosen(op, factor, t);
+             std::optional<double> t, std::string by_algorithm) {
+            auto [reduction, options] = chosen(op, factor, t, std::move(by_algorithm));
             const auto start = [&, &by = reduction](const TensorGroup& on, StartOptions with) {
               return on.all_reduce_coalesced(tensors, by, std::move(with));
             };
             return started(self, "all_reduce_coalesced", {tensors}, std::move(options), start, way_of(reduction));
           },
-          py::arg("tensors"), py::arg("op"), py::arg("factor"), timeout)
+          py::arg("tensors"), py::arg("op"), py::arg("factor"), timeout, algorithm)
       .def(
           "all_reduce_sparse",
           [](const DeviceGroup& self, const at::Tensor& tensor, std::optional<double> t) {
@@ -279,29 +286,30 @@ void bind_reductions(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& grou
       .def(
           "reduce",
           [](const DeviceGroup& self, const at::Tensor& input, const at::Tensor& output, const py::object& op,
-             double factor, std::size_t root, std::optional<double> t) {
-            auto [reduction, options] = chosen(op, factor, t);
+             double factor, std::size_t root, std::optional<double> t, std::string by_algorithm) {
+            auto [reduction, options] = chosen(op, factor, t, std::move(by_algorithm));
             const auto start = [&, &by = reduction](const TensorGroup& on, StartOptions with) {
               return on.reduce(input, output, by, root, std::move(with));
             };
             return started(self, "reduce", {input, output}, std::move(options), start, way_of(reduction));
           },
-          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("factor"), py::arg("root"), timeout)
+          py::arg("input"), py::arg("output"), py::arg("op"), py::arg("factor"), py::arg("root"), timeout, algorithm)
       .def(
           "reduce_scatter",
           [](const DeviceGroup& self, const Tensors& inputs, const at::Tensor& output, const py::object& op,
-             double factor, std::optional<double> t) {
-            auto [reduction, options] = chosen(op, factor, t);
+             double factor, std::optional<double> t, std::string by_algorithm) {
+            auto [reduction, options] = chosen(op, factor, t, std::move(by_algorithm));
             const auto start = [&, &by = reduction](const TensorGroup& on, StartOptions with) {
               return on.reduce_scatter(inputs, output, by, std::move(with));
             };
             return started(self, "reduce_scatter", {inputs, output}, std::move(options), start, way_of(reduction));
           },
-          py::arg("inputs"), py::arg("output"), py::arg("op"), py::arg("factor"), timeout);
+          py::arg("inputs"), py::arg("output"), py::arg("op"), py::arg("factor"), timeout, algorithm);
 }
 
 void bind_operations(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& group) {
   const auto timeout = py::arg("timeout") = py::none();
+  const auto algorithm = py::arg("algorithm") = "";
   group
       .def(
           "barrier",
@@ -313,21 +321,24 @@ void bind_operations(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& grou
           timeout)
       .def(
           "broadcast",
-          [](const DeviceGroup& self, const at::Tensor& tensor, std::size_t root, std::optional<double> t) {
-            return started(self, "broadcast", {tensor}, options_of(t), [&](const TensorGroup& on, StartOptions with) {
+          [](const DeviceGroup& self, const at::Tensor& tensor, std::size_t root, std::optional<double> t,
+             std::string by_algorithm) {
+            const auto start = [&](const TensorGroup& on, StartOptions with) {
               return on.broadcast(tensor, root, std::move(with));
-            });
+            };
+            return started(self, "broadcast", {tensor}, options_with(t, std::move(by_algorithm)), start);
           },
-          py::arg("tensor"), py::arg("root"), timeout)
+          py::arg("tensor"), py::arg("root"), timeout, algorithm)
       .def(
           "all_gather",
-          [](const DeviceGroup& self, const at::Tensor& input, const Tensors& outputs, std::optional<double> t) {
-            return started(self, "all_gather", {input, outputs}, options_of(t),
-                           [&](const TensorGroup& on, StartOptions with) {
-                             return on.all_gather(input, outputs, std::move(with));
-                           });
+          [](const DeviceGroup& self, const at::Tensor& input, const Tensors& outputs, std::optional<double> t,
+             std::string by_algorithm) {
+            const auto start = [&](const TensorGroup& on, StartOptions with) {
+              return on.all_gather(input, outputs, std::move(with));
+            };
+            return started(self, "all_gather", {input, outputs}, options_with(t, std::move(by_algorithm)), start);
           },
-          py::arg("input"), py::arg("outputs"), timeout)
+          py::arg("input"), py::arg("outputs"), timeout, algorithm)
       .def(
           "gather",
           [](const DeviceGroup& self, const at::Tensor& input, const Tensors& outputs, std::size_t root,
@@ -480,6 +491,16 @@ collectives::StartOptions options_of(std::optional<double> timeout) {
   return out;
 }
 
+namespace {
+std::vector<std::tuple<std::string, std::string, std::string, std::uint64_t>> paths_of(const RawGroup& group) {
+  std::vector<std::tuple<std::string, std::string, std::string, std::uint64_t>> out;
+  for (const auto& each : group.paths()) {
+    out.emplace_back(name_of(each.operation), name_of(each.path), each.algorithm, each.count);
+  }
+  return out;
+}
+}  // namespace
+
 void bind_collectives(py::module_& module) {
   collectives::handle_signals_by({&handles_signals, &run_signal_handlers});
   py::class_<TensorWork>(module, "GroupWork", "An operation of a group that has been started.")
@@ -499,6 +520,7 @@ void bind_collectives(py::module_& module) {
       .def_property_readonly("names", [](const DeviceGroup& self) { return self.raw().names(); })
       .def_property_readonly("label", [](const DeviceGroup& self) { return self.raw().settings().label; })
       .def_property_readonly("progress", [](const DeviceGroup& self) { return self.raw().progress(); })
+      .def_property_readonly("paths", [](const DeviceGroup& self) { return paths_of(self.raw()); })
       .def("explain",
            [](const DeviceGroup& self, const std::string& operation, std::size_t bytes) {
              return self.raw().explain(value_or_raise(collectives::operation_of(operation)), bytes);
@@ -552,6 +574,18 @@ void bind_collectives(py::module_& module) {
           },
           "The groups that exist: label, rank, size, and the numbers of the operations that were started and ended "
           "last.")
+      .def(
+          "paths",
+          [](const Groups& self) {
+            std::vector<std::tuple<std::string, std::string, std::string, std::string, std::uint64_t>> out;
+            for (const auto& each : self.living()) {
+              for (const auto& [operation, path, algorithm, count] : paths_of(*each)) {
+                out.emplace_back(each->settings().label, operation, path, algorithm, count);
+              }
+            }
+            return out;
+          },
+          "How many operations have begun: label, operation, path, algorithm and number.")
       .def("leave", [](Groups& self) {
         const GilReleased released;
         self.leave();

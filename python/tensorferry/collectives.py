@@ -181,9 +181,11 @@ class Group:
         """
         self._group.monitored_barrier(timeout, name_all)
 
-    def broadcast(self, tensor: torch.Tensor, root: int = 0, *, timeout: float | None = None) -> Work[torch.Tensor]:
-        """Copies the tensor of rank ``root`` into that of every other rank."""
-        return Work([self._group.broadcast(tensor, root, timeout)], lambda: tensor)
+    def broadcast(
+        self, tensor: torch.Tensor, root: int = 0, *, timeout: float | None = None, algorithm: str = ""
+    ) -> Work[torch.Tensor]:
+        """Copies the tensor of rank ``root`` into that of every other rank. ``algorithm``: as of :meth:`all_reduce`."""
+        return Work([self._group.broadcast(tensor, root, timeout, algorithm)], lambda: tensor)
 
     def all_reduce(
         self,
@@ -193,6 +195,7 @@ class Group:
         out: torch.Tensor | None = None,
         factor: float = 1.0,
         timeout: float | None = None,
+        algorithm: str = "",
     ) -> Work[torch.Tensor]:
         """Reduces the tensors of all ranks; every rank gets the same bits.
 
@@ -204,20 +207,32 @@ class Group:
                 one or returns the result, on any thread. If it raises, the operation fails at this rank alone.
             out: gets the result; None: ``tensor`` itself.
             factor: of ``premultiplied_sum``; the same at every rank.
+            algorithm: how this call is done, such as ``"two_shot"``, the same at every rank; ``""``: as the group
+                chooses.
+
+        Raises:
+            InvalidArgument: the algorithm does not fit; the text names those that do. If the ranks ask for different
+                ones, :meth:`Work.wait` raises it at every rank.
         """
         into = tensor if out is None else out
         if tensor.layout is torch.sparse_coo:
-            if op != "sum" or out is not None:
-                raise errors.InvalidArgument("sparse tensors are summed, in place")
+            if op != "sum" or out is not None or algorithm:
+                raise errors.InvalidArgument("sparse tensors are summed, in place, by one algorithm")
             return Work([self._group.all_reduce_sparse(tensor, timeout)], lambda: tensor)
-        return Work([self._group.all_reduce(tensor, into, op, factor, timeout)], lambda: into)
+        return Work([self._group.all_reduce(tensor, into, op, factor, timeout, algorithm)], lambda: into)
 
     def all_reduce_coalesced(
-        self, tensors: Sequence[torch.Tensor], op: Op = "sum", *, factor: float = 1.0, timeout: float | None = None
+        self,
+        tensors: Sequence[torch.Tensor],
+        op: Op = "sum",
+        *,
+        factor: float = 1.0,
+        timeout: float | None = None,
+        algorithm: str = "",
     ) -> Work[list[torch.Tensor]]:
         """Reduces several tensors of one dtype in place, as if they were one."""
         given = list(tensors)
-        return Work([self._group.all_reduce_coalesced(given, op, factor, timeout)], lambda: given)
+        return Work([self._group.all_reduce_coalesced(given, op, factor, timeout, algorithm)], lambda: given)
 
     def reduce(
         self,
@@ -228,10 +243,11 @@ class Group:
         out: torch.Tensor | None = None,
         factor: float = 1.0,
         timeout: float | None = None,
+        algorithm: str = "",
     ) -> Work[torch.Tensor]:
         """Reduces the tensors of all ranks into that of rank ``root``, or into its ``out``."""
         into = tensor if out is None else out
-        return Work([self._group.reduce(tensor, into, op, factor, root, timeout)], lambda: into)
+        return Work([self._group.reduce(tensor, into, op, factor, root, timeout, algorithm)], lambda: into)
 
     def all_gather(
         self,
@@ -239,6 +255,7 @@ class Group:
         outs: Sequence[torch.Tensor] | torch.Tensor | None = None,
         *,
         timeout: float | None = None,
+        algorithm: str = "",
     ) -> Work[list[torch.Tensor]]:
         """Gives every rank the tensors of all ranks.
 
@@ -247,14 +264,16 @@ class Group:
                 behind each other along its first dimension. None: new tensors of the shape of ``tensor``.
         """
         into = [torch.empty_like(tensor) for _ in range(self.size)] if outs is None else _parts(outs, None, self.size)
-        return Work([self._group.all_gather(tensor, into, timeout)], lambda: into)
+        return Work([self._group.all_gather(tensor, into, timeout, algorithm)], lambda: into)
 
     def all_gather_coalesced(
-        self, tensors: Sequence[torch.Tensor], *, timeout: float | None = None
+        self, tensors: Sequence[torch.Tensor], *, timeout: float | None = None, algorithm: str = ""
     ) -> Work[list[list[torch.Tensor]]]:
         """Does :meth:`all_gather` for several tensors. The result has a list of new tensors for each of them."""
         outs = [[torch.empty_like(tensor) for _ in range(self.size)] for tensor in tensors]
-        works = [self._group.all_gather(tensor, into, timeout) for tensor, into in zip(tensors, outs, strict=True)]
+        works = [
+            self._group.all_gather(tensor, into, timeout, algorithm) for tensor, into in zip(tensors, outs, strict=True)
+        ]
         return Work(works, lambda: outs)
 
     def gather(
@@ -290,6 +309,7 @@ class Group:
         *,
         factor: float = 1.0,
         timeout: float | None = None,
+        algorithm: str = "",
     ) -> Work[torch.Tensor]:
         """Reduces the tensors of all ranks at each index into ``out`` of the rank of that index.
 
@@ -297,7 +317,7 @@ class Group:
             tensors: one for each rank; or one tensor, of which each rank gets equally many rows.
         """
         parts = _parts(tensors, None, self.size)
-        return Work([self._group.reduce_scatter(parts, out, op, factor, timeout)], lambda: out)
+        return Work([self._group.reduce_scatter(parts, out, op, factor, timeout, algorithm)], lambda: out)
 
     def reduce_scatter_coalesced(
         self,
@@ -307,11 +327,12 @@ class Group:
         *,
         factor: float = 1.0,
         timeout: float | None = None,
+        algorithm: str = "",
     ) -> Work[list[torch.Tensor]]:
         """Does :meth:`reduce_scatter` for several outputs."""
         into = list(outs)
         given = [(out, _parts(each, None, self.size)) for out, each in zip(into, tensors, strict=True)]
-        works = [self._group.reduce_scatter(parts, out, op, factor, timeout) for out, parts in given]
+        works = [self._group.reduce_scatter(parts, out, op, factor, timeout, algorithm) for out, parts in given]
         return Work(works, lambda: into)
 
     def all_to_all(
@@ -421,6 +442,18 @@ class Group:
         """
         all_of_them = [*self.names, *(name for name in names if name not in self.names)]
         return form_group(all_of_them, agent=self._agent, label=f"{self.label}/merged", timeout=timeout)
+
+    @property
+    def paths(self) -> dict[tuple[str, str, str], int]:
+        """How many operations of all ranks have begun here, by operation, path and algorithm.
+
+        The path is ``host`` (tensors of the CPU), ``staged`` (of a GPU, copied through host memory), ``gpu`` (GPUs do
+        it among themselves) or ``graph`` (the same, captured into a CUDA graph: counted at the capture, not at each
+        replay)::
+
+            group.paths[("all_reduce", "gpu", "two_shot")]
+        """
+        return {(operation, path, algorithm): count for operation, path, algorithm, count in self._group.paths}
 
     def explain(self, operation: str, bytes: int) -> str:
         """Says which algorithm an operation such as ``"all_reduce"`` takes for so many bytes, and why.

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -300,6 +301,11 @@ _OLDEST = _gauge("oldest_call_seconds", "Age of the oldest call in flight; 0 if 
 _GROUPS = _gauge("groups", "Groups of this agent, and process groups of torch.distributed.")
 _STARTED = _counter("group_operations_started", "Operations that this rank has started.", "group")
 _ENDED = _counter("group_operations_ended", "Operations that have ended at this rank.", "group")
+_PATHS = _counter(
+    "group_operations_by_path",
+    "Operations of all ranks that have begun at this rank, by the way that they take.",
+    "group", "operation", "path", "algorithm",
+)  # fmt: skip
 
 _OWN = (
     *_NUMBERS.values(), *_LATENCIES.values(), _FAILED, _SENT, _RECEIVED, _MEMORY, _HELD, _LINKS,
@@ -347,7 +353,11 @@ def _groups(agent: Agent) -> Iterator[Sample]:
     for label, (started, ended) in progress.items():
         yield Sample(_STARTED, (label,), started)
         yield Sample(_ENDED, (label,), ended)
+    paths: Counter[tuple[str, ...]] = Counter()
+    for *labels, count in [] if served is None else served.paths():
+        paths[tuple(labels)] += count
+    yield from (Sample(_PATHS, labels, count) for labels, count in paths.items())
 
 
 add_source(_OWN, _own)
-add_source((_GROUPS, _STARTED, _ENDED), _groups)
+add_source((_GROUPS, _STARTED, _ENDED, _PATHS), _groups)

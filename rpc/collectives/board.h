@@ -52,6 +52,7 @@ enum class Place : std::uint32_t {
 struct Fingerprint {
   std::uint8_t operation = 0;
   std::uint8_t dtype = 0;
+  /// The low four bits: the Reduction. The high four: 0, or 1 more than the Algorithm that the call asks for.
   std::uint8_t reduction = 0;
   /// 0: memory of the host. Else the rank's number for a GPU whose memory the ranks reach directly (DeviceOperations).
   /// Such calls are on a board, so the number never travels in a message.
@@ -62,6 +63,13 @@ struct Fingerprint {
   std::int32_t root = -1;
   std::uint64_t elements = 0;
   double factor = 1;
+  static constexpr std::uint8_t algorithm_shift = 4;
+  [[nodiscard]] std::uint8_t reduction_kind() const noexcept { return reduction & ((1U << algorithm_shift) - 1); }
+  /// Returns the algorithm that the call asks for, which another rank may have made up.
+  [[nodiscard]] std::optional<std::uint8_t> algorithm() const noexcept {
+    const auto told = static_cast<std::uint8_t>(reduction >> algorithm_shift);
+    return told == 0 ? std::nullopt : std::optional<std::uint8_t>(told - 1);
+  }
   static constexpr std::tuple fields{&Fingerprint::operation, &Fingerprint::dtype,    &Fingerprint::reduction,
                                      &Fingerprint::root,      &Fingerprint::elements, &Fingerprint::factor};
   bool operator==(const Fingerprint&) const = default;

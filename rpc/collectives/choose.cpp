@@ -77,6 +77,7 @@ std::vector<Row> rows_for(const Asked& asked, const Crossings& crossings) {
 bool usable(const Asked& asked, Algorithm algorithm) {
   const bool combines = asked.operation != Operation::broadcast && asked.operation != Operation::all_gather;
   if (algorithm == Algorithm::two_level && !asked.links.levels) return false;
+  if (algorithm == Algorithm::ring && !asked.even) return false;
   const bool in_turn = algorithm == Algorithm::ring || algorithm == Algorithm::two_level;
   return !in_turn || (asked.ranks > 1 && (asked.in_turn || !combines));
 }
@@ -187,6 +188,18 @@ AlgorithmChoice explain_choice(const Asked& asked, const Prescribed& prescribed,
                   crossings.contains(asked.operation) ? ", as measured by `tensorferry tune`" : "", rows);
   }
   return out;
+}
+
+Result<Algorithm> find_algorithm(const Asked& asked, std::string_view name) {
+  std::string fit;
+  for (const auto algorithm : algorithms_of(asked.operation)) {
+    const bool on_gpu = algorithm != Algorithm::ring && algorithm != Algorithm::two_level;
+    if (asked.ranks > 1 && (asked.gpu ? !on_gpu : !usable(asked, algorithm))) continue;
+    if (name_of(algorithm) == name) return algorithm;
+    fit += (fit.empty() ? "" : ", ") + std::string(name_of(algorithm));
+  }
+  return Status(Code::invalid_argument, formatted("this {}{} cannot take the algorithm \"{}\": it can take {}",
+                                                  name_of(asked.operation), asked.gpu ? " on a GPU" : "", name, fit));
 }
 
 }  // namespace tensorferry::collectives

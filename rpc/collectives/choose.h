@@ -35,6 +35,7 @@ enum class Algorithm : std::uint8_t {
   two_shot = 2,   // each rank reduces its share of the bytes, then takes the other shares
   ring = 3,       // each rank passes blocks on to the next, and reduces them on the way
   two_level = 4,  // the ranks of each host among themselves, one of each host for all of them, then each host again
+  last = two_level,
 };
 std::string_view name_of(Algorithm algorithm) noexcept;
 
@@ -78,11 +79,16 @@ struct Asked {
   Links links;
   /// Whether its reduction combines one rank after the other (reduces_in_turn()), which a ring needs.
   bool in_turn = true;
+  bool even = true;  // all ranks give and take pieces of one size, which a ring of pieces needs
+  bool gpu = false;  // GPUs do it among themselves (gpu_choice.h)
 };
 /// Chooses the algorithm: the prescribed one, else by `crossings` if they have the operation, else by the table. All
 /// ranks choose alike, because all ask alike.
 Algorithm choose(const Asked& asked, const Prescribed& prescribed, const Crossings& crossings = {});
 /// The same with the reason, for people.
 AlgorithmChoice explain_choice(const Asked& asked, const Prescribed& prescribed, const Crossings& crossings = {});
+/// Finds the algorithm `name`, which one call asks for. InvalidArgument names those that fit the call if it is none of
+/// them. A single rank has nothing to exchange, so all algorithms of the operation fit.
+Result<Algorithm> find_algorithm(const Asked& asked, std::string_view name);
 
 }  // namespace tensorferry::collectives

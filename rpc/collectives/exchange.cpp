@@ -21,7 +21,7 @@ std::string text_of(const Fingerprint& called) {
   auto text = std::string(called.operation <= static_cast<std::uint8_t>(Operation::last) ? name_of(operation) : "?");
   if (operation == Operation::barrier) return text + "()";
   if (operation == Operation::all_reduce || operation == Operation::reduce || operation == Operation::reduce_scatter) {
-    text += formatted("({}", name_of(static_cast<Reduction>(called.reduction)));
+    text += formatted("({}", name_of(static_cast<Reduction>(called.reduction_kind())));
     if (called.factor != 1) text += formatted(" of {} times", fixed(called.factor, 6));
     text += ")";
   }
@@ -33,6 +33,10 @@ std::string text_of(const Fingerprint& called) {
   if (device > 1) text += formatted(" on the GPU that it uses as its number {}", device);
   if (captured) text += ", captured into a CUDA graph";
   if (called.root >= 0) text += formatted(" with root {}", called.root);
+  if (const auto asked = called.algorithm()) {
+    const bool known = *asked <= static_cast<std::uint8_t>(Algorithm::last);
+    text += formatted(" by algorithm \"{}\"", known ? name_of(static_cast<Algorithm>(*asked)) : "?");
+  }
   return text;
 }
 

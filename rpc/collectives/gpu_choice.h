@@ -19,6 +19,7 @@ enum class AlgorithmOnGpu : std::uint8_t {
   by_host = 3,   // a thread of each rank's host reduces all bytes, when the streams have copied them there
   copies = 4,    // nothing is reduced: each rank copies the bytes that it takes
   staged = 5,    // the ranks exchange the bytes in host memory, as they do those of tensors of the CPU
+  last = staged,
 };
 std::string_view name_of(AlgorithmOnGpu algorithm) noexcept;
 

@@ -86,6 +86,10 @@ struct StartOptions {
   std::function<bool()> arrived{};
   // The inputs and outputs are in the memory of a device, and this performs the operation. Null: they are the host's.
   std::shared_ptr<DeviceOperations> device{};
+  // The tensors are those of a device; the inputs and outputs are copies of them in host memory.
+  bool staged = false;
+  // The name of the algorithm that this call asks for, the same at every rank. "": the group chooses (choose.h).
+  std::string algorithm{};
   // An operation of the same call, started before: if it fails, so does this one, although the ranks perform both.
   std::shared_ptr<GroupWork> earlier{};
 };

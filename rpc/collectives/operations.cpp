@@ -29,12 +29,50 @@ std::size_t total(const auto& pieces) {
   return bytes;
 }
 
-Fingerprint on(const std::shared_ptr<DeviceOperations>& device, Fingerprint called) {
+Asked asked_for(Operation operation, std::size_t bytes, const StartOptions& options, bool in_turn = true,
+                bool even = true) {
+  Asked out;
+  out.operation = operation;
+  out.bytes = bytes;
+  out.in_turn = in_turn;
+  out.even = even;
+  out.gpu = options.device != nullptr;
+  return out;
+}
+
+Fingerprint on(const std::shared_ptr<DeviceOperations>& device, Fingerprint called,
+               std::optional<Algorithm> wanted = std::nullopt) {
   if (device) called.device = device->number();
+  if (wanted) called.reduction |= (static_cast<std::uint8_t>(*wanted) + 1U) << Fingerprint::algorithm_shift;
   return called;
 }
 
 }  // namespace
+
+Result<std::optional<Algorithm>> RawGroup::find_algorithm(std::string_view name, Asked asked) const {
+  if (name.empty()) return std::optional<Algorithm>();
+  asked.ranks = size();
+  asked.links = links();
+  auto found = collectives::find_algorithm(asked, name);
+  if (!found.ok()) return found.status();
+  return std::optional<Algorithm>(*found);
+}
+
+RawGroup::Work RawGroup::refuse(Status why) {
+  auto work = std::make_shared<GroupWork>(shared_from_this(), nullptr, clock().now());
+  work->end(std::move(why));
+  return work;
+}
+
+Algorithm RawGroup::choose(const Asked& asked, std::optional<Algorithm> wanted, bool staged) {
+  auto complete = asked;
+  complete.ranks = size();
+  complete.links = links();
+  const auto algorithm = wanted ? collectives::choose(complete, {{asked.operation, *wanted}}, crossings_)
+                                : collectives::choose(complete, settings_.algorithms, crossings_);
+  paths_.count(asked.operation, staged, algorithm);
+  return algorithm;
+}
 
 RawGroup::Work RawGroup::perform(StartOptions options, Run run) { return start(std::move(options), std::move(run)); }
 
@@ -64,17 +102,22 @@ Status RawGroup::tell_each_other(const Fingerprint& called, InBytes own, OutByte
 
 RawGroup::Work RawGroup::barrier(StartOptions options) {
   return start(std::move(options), [this](const WaitLimits& limits) {
+    paths_.count(Operation::barrier, false, Algorithm::direct);
     return performing(fingerprint_of(Operation::barrier, DType::uint8, 0), limits).meet();
   });
 }
 
 RawGroup::Work RawGroup::broadcast(OutBytes data, DType dtype, std::size_t root, StartOptions options) {
   const auto device = options.device;
-  return start(std::move(options), [=, this](const WaitLimits& limits) {
+  const auto asked = asked_for(Operation::broadcast, data.size(), options);
+  const auto wanted = find_algorithm(options.algorithm, asked);
+  if (!wanted.ok()) return refuse(wanted.status());
+  const bool staged = options.staged;
+  return start(std::move(options), [=, this, wanted = *wanted](const WaitLimits& limits) {
     const auto called =
-        on(device, fingerprint_of(Operation::broadcast, dtype, data.size(), static_cast<std::int32_t>(root)));
+        on(device, fingerprint_of(Operation::broadcast, dtype, data.size(), static_cast<std::int32_t>(root)), wanted);
     if (device) return device->broadcast(called, data, root, limits);
-    const auto algorithm = choose(Operation::broadcast, data.size(), true);
+    const auto algorithm = choose(asked, wanted, staged);
     const auto now = performing(called, limits);
     if (algorithm == Algorithm::ring) return broadcast_by_ring(now, data, root);
     if (algorithm == Algorithm::two_level) return broadcast_two_level(now, levels_, data, root);
@@ -96,33 +139,43 @@ Status RawGroup::reduce_by(Algorithm algorithm, const Performing& now, InBytes i
 
 RawGroup::Work RawGroup::all_reduce(InBytes input, OutBytes output, DType dtype, ReduceOp op, StartOptions options) {
   const auto device = options.device;
-  return start(std::move(options), [=, this, op = std::move(op)](const WaitLimits& limits) -> Status {
-    const auto called = on(device, fingerprint_of(Operation::all_reduce, dtype, input.size(), no_root, op));
+  const auto asked = asked_for(Operation::all_reduce, input.size(), options, reduces_in_turn(op, dtype));
+  const auto wanted = find_algorithm(options.algorithm, asked);
+  if (!wanted.ok()) return refuse(wanted.status());
+  const bool staged = options.staged;
+  return start(std::move(options), [=, this, wanted = *wanted, op = std::move(op)](const WaitLimits& limits) -> Status {
+    const auto called = on(device, fingerprint_of(Operation::all_reduce, dtype, input.size(), no_root, op), wanted);
     if (device) return device->reduce(called, input, output, op, Mailbox::any_rank, limits);
-    return reduce_by(choose(Operation::all_reduce, input.size(), reduces_in_turn(op, dtype)),
-                     performing(called, limits), input, output, op, Mailbox::any_rank);
+    return reduce_by(choose(asked, wanted, staged), performing(called, limits), input, output, op, Mailbox::any_rank);
   });
 }
 
 RawGroup::Work RawGroup::reduce(InBytes input, OutBytes output, DType dtype, ReduceOp op, std::size_t root,
                                 StartOptions options) {
   const auto device = options.device;
-  return start(std::move(options), [=, this, op = std::move(op)](const WaitLimits& limits) -> Status {
+  const auto asked = asked_for(Operation::reduce, input.size(), options, reduces_in_turn(op, dtype));
+  const auto wanted = find_algorithm(options.algorithm, asked);
+  if (!wanted.ok()) return refuse(wanted.status());
+  const bool staged = options.staged;
+  return start(std::move(options), [=, this, wanted = *wanted, op = std::move(op)](const WaitLimits& limits) -> Status {
     const auto called =
-        on(device, fingerprint_of(Operation::reduce, dtype, input.size(), static_cast<std::int32_t>(root), op));
+        on(device, fingerprint_of(Operation::reduce, dtype, input.size(), static_cast<std::int32_t>(root), op), wanted);
     if (device) return device->reduce(called, input, output, op, root, limits);
-    return reduce_by(choose(Operation::reduce, input.size(), reduces_in_turn(op, dtype)), performing(called, limits),
-                     input, output, op, root);
+    return reduce_by(choose(asked, wanted, staged), performing(called, limits), input, output, op, root);
   });
 }
 
 RawGroup::Work RawGroup::all_gather(InBytes input, std::vector<OutBytes> outputs, DType dtype, bool even,
                                     StartOptions options) {
   const auto device = options.device;
-  return start(std::move(options), [=, this](const WaitLimits& limits) {
-    const auto called = on(device, fingerprint_of(Operation::all_gather, dtype, even ? input.size() : uneven));
+  const auto asked = asked_for(Operation::all_gather, total(outputs), options, true, even);
+  const auto wanted = find_algorithm(options.algorithm, asked);
+  if (!wanted.ok()) return refuse(wanted.status());
+  const bool staged = options.staged;
+  return start(std::move(options), [=, this, wanted = *wanted](const WaitLimits& limits) {
+    const auto called = on(device, fingerprint_of(Operation::all_gather, dtype, even ? input.size() : uneven), wanted);
     if (device) return device->gather(called, input, outputs, Mailbox::any_rank, even, limits);
-    if (even && choose(Operation::all_gather, total(outputs), true) == Algorithm::ring) {
+    if (choose(asked, wanted, staged) == Algorithm::ring) {
       return all_gather_by_ring(performing(called, limits), input, outputs);
     }
     ExchangeStep step(size());
@@ -138,12 +191,14 @@ RawGroup::Work RawGroup::all_gather(InBytes input, std::vector<OutBytes> outputs
 RawGroup::Work RawGroup::gather(InBytes input, std::vector<OutBytes> outputs, DType dtype, std::size_t root,
                                 StartOptions options) {
   const auto device = options.device;
+  const bool staged = options.staged;
   return start(std::move(options), [=, this](const WaitLimits& limits) {
     const bool even = std::all_of(outputs.begin(), outputs.end(),
                                   [&](const OutBytes& piece) { return piece.size() == input.size(); });
     const auto called = on(device, fingerprint_of(Operation::gather, dtype, even ? input.size() : uneven,
                                                   static_cast<std::int32_t>(root)));
     if (device) return device->gather(called, input, outputs, root, true, limits);
+    paths_.count(Operation::gather, staged, Algorithm::direct);
     ExchangeStep step(size());
     step.give[root] = input;
     step.into.assign(size(), nullptr);
@@ -158,12 +213,14 @@ RawGroup::Work RawGroup::gather(InBytes input, std::vector<OutBytes> outputs, DT
 RawGroup::Work RawGroup::scatter(std::vector<InBytes> inputs, OutBytes output, DType dtype, std::size_t root,
                                  StartOptions options) {
   const auto device = options.device;
+  const bool staged = options.staged;
   return start(std::move(options), [=, this](const WaitLimits& limits) {
     const bool even =
         std::all_of(inputs.begin(), inputs.end(), [&](const InBytes& piece) { return piece.size() == output.size(); });
     const auto called = on(device, fingerprint_of(Operation::scatter, dtype, even ? output.size() : uneven,
                                                   static_cast<std::int32_t>(root)));
     if (device) return device->scatter(called, inputs, output, root, limits);
+    paths_.count(Operation::scatter, staged, Algorithm::direct);
     ExchangeStep step(size());
     if (rank() == root) step.give = inputs;
     step.into.assign(size(), output.data());
@@ -175,13 +232,17 @@ RawGroup::Work RawGroup::scatter(std::vector<InBytes> inputs, OutBytes output, D
 RawGroup::Work RawGroup::reduce_scatter(std::vector<InBytes> inputs, OutBytes output, DType dtype, ReduceOp op,
                                         StartOptions options) {
   const auto device = options.device;
-  return start(std::move(options), [=, this, op = std::move(op)](const WaitLimits& limits) {
-    const bool even =
-        std::all_of(inputs.begin(), inputs.end(), [&](const InBytes& piece) { return piece.size() == output.size(); });
-    const auto called =
-        on(device, fingerprint_of(Operation::reduce_scatter, dtype, even ? total(inputs) : uneven, no_root, op));
+  const bool even =
+      std::all_of(inputs.begin(), inputs.end(), [&](const InBytes& piece) { return piece.size() == output.size(); });
+  const auto asked = asked_for(Operation::reduce_scatter, total(inputs), options, reduces_in_turn(op, dtype), even);
+  const auto wanted = find_algorithm(options.algorithm, asked);
+  if (!wanted.ok()) return refuse(wanted.status());
+  const bool staged = options.staged;
+  return start(std::move(options), [=, this, wanted = *wanted, op = std::move(op)](const WaitLimits& limits) {
+    const auto called = on(
+        device, fingerprint_of(Operation::reduce_scatter, dtype, even ? total(inputs) : uneven, no_root, op), wanted);
     if (device) return device->reduce_scatter(called, inputs, output, op, even, limits);
-    if (even && choose(Operation::reduce_scatter, total(inputs), reduces_in_turn(op, dtype)) == Algorithm::ring) {
+    if (choose(asked, wanted, staged) == Algorithm::ring) {
       return reduce_scatter_by_ring(performing(called, limits), inputs, output, op);
     }
     ExchangeStep step(size());
@@ -198,9 +259,11 @@ RawGroup::Work RawGroup::reduce_scatter(std::vector<InBytes> inputs, OutBytes ou
 RawGroup::Work RawGroup::all_to_all(std::vector<InBytes> inputs, std::vector<OutBytes> outputs, DType dtype, bool even,
                                     StartOptions options) {
   const auto device = options.device;
+  const bool staged = options.staged;
   return start(std::move(options), [=, this](const WaitLimits& limits) {
     const auto called = on(device, fingerprint_of(Operation::all_to_all, dtype, even ? total(inputs) : uneven));
     if (device) return device->all_to_all(called, inputs, outputs, even, limits);
+    paths_.count(Operation::all_to_all, staged, Algorithm::direct);
     ExchangeStep step(size());
     step.give = inputs;
     for (std::size_t from = 0; from < size(); ++from) {

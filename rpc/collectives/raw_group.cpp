@@ -150,10 +150,6 @@ std::optional<TuningKey> RawGroup::gpu_tuning_key() const {
   return devices_.key.ranks == 0 ? std::nullopt : std::optional(devices_.key);
 }
 
-Algorithm RawGroup::choose(Operation operation, std::size_t bytes, bool in_turn) const {
-  return collectives::choose({operation, bytes, size(), links(), in_turn}, settings_.algorithms, crossings_);
-}
-
 Status RawGroup::failed() const {
   const std::lock_guard lock(mutex_);
   return failed_;

@@ -23,6 +23,7 @@
 #include "rpc/collectives/group_work.h"
 #include "rpc/collectives/mailbox.h"
 #include "rpc/collectives/membership.h"
+#include "rpc/collectives/path_counts.h"
 #include "rpc/collectives/rank_watch.h"
 #include "rpc/collectives/tuning.h"
 
@@ -75,7 +76,13 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   [[nodiscard]] bool failed_by_leaving() const;
   /// The numbers of the operation that was started last, and of the one that ended last.
   [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> progress() const;
+  /// Returns how many operations of all ranks have begun here, by the way that they took.
+  [[nodiscard]] std::vector<CountedPath> paths() const { return paths_.taken(); }
+  /// Finds what a call asks for by StartOptions::algorithm: nullopt if that is "". InvalidArgument names the algorithms
+  /// that fit. Fills in the ranks and links of `asked`.
+  [[nodiscard]] Result<std::optional<Algorithm>> find_algorithm(std::string_view name, Asked asked) const;
 
+  // With an algorithm that does not fit, the work has ended with InvalidArgument, at this rank alone.
   Work barrier(StartOptions options = {});
   /// `data` has the bytes at `root`, and gets them at the others.
   Work broadcast(OutBytes data, DType dtype, std::size_t root, StartOptions options = {});
@@ -125,6 +132,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   [[nodiscard]] Status over() const;
 
   // For operations on devices.
+  [[nodiscard]] PathCounts& path_counts() noexcept { return paths_; }
   /// Starts an operation that `run` performs, on the thread that runs operations and in their order.
   Work perform(StartOptions options, UniqueFunction<Status(const WaitLimits&)> run);
   /// Within an operation: returns Ok if all ranks called the same, as `called` says; else their disagreement.
@@ -214,7 +222,9 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   std::vector<Call> tell_others(const Status& why, std::uint64_t after);
   void rank_died(std::size_t rank, std::string_view why);
   [[nodiscard]] WaitLimits limits_of(GroupWork::Deadline until, std::function<bool()> interrupted);
-  [[nodiscard]] Algorithm choose(Operation operation, std::size_t bytes, bool in_turn) const;
+  Work refuse(Status why);
+  /// Chooses the algorithm in host memory, and counts the operation.
+  Algorithm choose(const Asked& asked, std::optional<Algorithm> wanted, bool staged);
 
   [[nodiscard]] Performing performing(const Fingerprint& called, const WaitLimits& limits) {
     return {exchange_, called, limits};
@@ -230,6 +240,7 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   Exchange exchange_;
   std::string no_board_, no_memory_;  // why the ranks lack these links
   Crossings crossings_;
+  PathCounts paths_;
   Levels levels_;                     // set before any operation
   std::shared_ptr<RankWatch> ranks_;  // set before any operation
 

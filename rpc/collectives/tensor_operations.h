@@ -33,6 +33,7 @@ namespace tensorferry::collectives {
 ///     std::span<std::byte> bytes(const Tensor&);      // of a dense tensor
 ///     bool is_same(const Tensor&, const Tensor&);     // the same elements
 ///     StartOptions arrange(StartOptions);             // adds what the tensors' memory needs: arrived, device, finish
+///     bool is_direct();                               // devices do the operation among themselves
 template <class Access>
 class TensorOperations {
  public:
@@ -47,6 +48,7 @@ class TensorOperations {
 
   Started broadcast(const Tensor& tensor, std::size_t root, StartOptions options = {}) const {
     if (auto status = first_error({access_.check(tensor), check_rank(*group_, root)}); !status.ok()) return status;
+    if (auto status = check_algorithm(Operation::broadcast, options); !status.ok()) return status;
     Staged staged(access_);
     const auto bytes = group_->rank() == root ? staged.both(tensor) : staged.output(tensor);
     return group_->broadcast(bytes, access_.dtype(tensor), root, Staged::with(std::move(options), std::move(staged)));
@@ -55,6 +57,8 @@ class TensorOperations {
   Started all_reduce(const Tensor& input, const Tensor& output, ReduceOp op, StartOptions options = {}) const {
     if (auto status = first_error({access_.check(input), access_.check(output)}); !status.ok()) return status;
     if (auto status = check_reduced(given(input), given(output), op); !status.ok()) return status;
+    if (auto status = check_algorithm(Operation::all_reduce, options, combines_in_turn(input, op)); !status.ok())
+      return status;
     Staged staged(access_);
     const bool in_place = access_.is_same(input, output);
     const auto out = in_place ? staged.both(output) : staged.output(output);
@@ -69,6 +73,8 @@ class TensorOperations {
     if (auto status = check_each(tensors); !status.ok()) return status;
     if (auto status = check_coalesced(given(tensors), op); !status.ok()) return status;
     if (tensors.size() == 1) return all_reduce(tensors[0], tensors[0], std::move(op), std::move(options));
+    if (auto status = check_algorithm(Operation::all_reduce, options, combines_in_turn(tensors[0], op)); !status.ok())
+      return status;
     const auto dtype = access_.dtype(tensors[0]);
     std::size_t size = 0;
     for (const auto& tensor : tensors) size += access_.elements(tensor) * size_of(dtype);
@@ -101,6 +107,8 @@ class TensorOperations {
     const bool takes = group_->rank() == root;
     if (auto status = takes ? access_.check(output) : Status(); !status.ok()) return status;
     if (auto status = check_reduced(given(input), given(takes ? output : input), op); !status.ok()) return status;
+    if (auto status = check_algorithm(Operation::reduce, options, combines_in_turn(input, op)); !status.ok())
+      return status;
     Staged staged(access_);
     const auto out = takes ? staged.output(output) : std::span<std::byte>();
     const auto in = staged.input(input);
@@ -116,6 +124,9 @@ class TensorOperations {
     auto out = staged.outputs(outputs);
     const auto in = staged.input(input);
     const bool even = std::all_of(out.begin(), out.end(), [&](const auto& each) { return each.size() == in.size(); });
+    if (auto status = check_algorithm(Operation::all_gather, options, true, even); !status.ok()) {
+      return status;
+    }
     return group_->all_gather(in, std::move(out), access_.dtype(input), even,
                               Staged::with(std::move(options), std::move(staged)));
   }
@@ -157,6 +168,10 @@ class TensorOperations {
     Staged staged(access_);
     auto in = staged.inputs(inputs);
     const auto out = staged.output(output);
+    const bool even = std::all_of(in.begin(), in.end(), [&](const auto& each) { return each.size() == out.size(); });
+    if (auto status = check_algorithm(Operation::reduce_scatter, options, combines_in_turn(output, op), even);
+        !status.ok())
+      return status;
     return group_->reduce_scatter(std::move(in), out, access_.dtype(output), std::move(op),
                                   Staged::with(std::move(options), std::move(staged)));
   }
@@ -204,6 +219,20 @@ class TensorOperations {
   }
 
  private:
+  /// Returns why the algorithm that the call asks for does not fit it.
+  [[nodiscard]] Status check_algorithm(Operation operation, const StartOptions& options, bool in_turn = true,
+                                       bool even = true) const {
+    Asked asked;
+    asked.operation = operation;
+    asked.in_turn = in_turn;
+    asked.even = even;
+    asked.gpu = access_.is_direct();
+    return group_->find_algorithm(options.algorithm, asked).status();
+  }
+  [[nodiscard]] bool combines_in_turn(const Tensor& reduced, const ReduceOp& op) const {
+    return reduces_in_turn(op, access_.dtype(reduced));
+  }
+
   /// The tensors of one operation, and their dense copies.
   class Staged final {
    public:

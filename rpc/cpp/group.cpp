@@ -35,14 +35,16 @@ struct TensorAccess {
     return a.raw() == b.raw() && a.shape() == b.shape() && a.strides() == b.strides() && a.dtype() == b.dtype();
   }
   static StartOptions arrange(StartOptions options) { return options; }
+  static bool is_direct() { return false; }
   static void release(std::vector<Tensor> tensors) { tensors.clear(); }
 };
 using Operations = collectives::TensorOperations<TensorAccess>;
 
-StartOptions options_of(Group::Timeout timeout) {
+StartOptions options_of(Group::Timeout timeout, std::string_view algorithm = {}) {
   if (timeout.count() < 0) throw InvalidArgument("the time-out of an operation of a group is negative");
   StartOptions out;
   out.timeout = timeout;
+  out.algorithm = algorithm;
   return out;
 }
 
@@ -137,37 +139,41 @@ Future<void> Group::barrier(Timeout timeout) {
   return Started<void>::future(state_->raw().barrier(options_of(timeout)));
 }
 
-Future<Tensor> Group::broadcast(const Tensor& tensor, std::size_t root, Timeout timeout) {
-  return Started<Tensor>::future(state_->operations.broadcast(tensor, root, options_of(timeout)), tensor);
+Future<Tensor> Group::broadcast(const Tensor& tensor, std::size_t root, Timeout timeout, std::string_view algorithm) {
+  return Started<Tensor>::future(state_->operations.broadcast(tensor, root, options_of(timeout, algorithm)), tensor);
 }
 
-Future<Tensor> Group::all_reduce(const Tensor& tensor, ReduceOp op, Timeout timeout) {
-  return all_reduce(tensor, tensor, std::move(op), timeout);
+Future<Tensor> Group::all_reduce(const Tensor& tensor, ReduceOp op, Timeout timeout, std::string_view algorithm) {
+  return all_reduce(tensor, tensor, std::move(op), timeout, algorithm);
 }
-Future<Tensor> Group::all_reduce(const Tensor& input, const Tensor& output, ReduceOp op, Timeout timeout) {
-  return Started<Tensor>::future(state_->operations.all_reduce(input, output, std::move(op), options_of(timeout)),
-                                 output);
+Future<Tensor> Group::all_reduce(const Tensor& input, const Tensor& output, ReduceOp op, Timeout timeout,
+                                 std::string_view algorithm) {
+  return Started<Tensor>::future(
+      state_->operations.all_reduce(input, output, std::move(op), options_of(timeout, algorithm)), output);
 }
 
-Future<Group::Tensors> Group::all_reduce_coalesced(Tensors tensors, ReduceOp op, Timeout timeout) {
-  auto started = state_->operations.all_reduce_coalesced(tensors, std::move(op), options_of(timeout));
+Future<Group::Tensors> Group::all_reduce_coalesced(Tensors tensors, ReduceOp op, Timeout timeout,
+                                                   std::string_view algorithm) {
+  auto started = state_->operations.all_reduce_coalesced(tensors, std::move(op), options_of(timeout, algorithm));
   return Started<Tensors>::future(std::move(started), std::move(tensors));
 }
 
-Future<Tensor> Group::reduce(const Tensor& tensor, std::size_t root, ReduceOp op, Timeout timeout) {
-  return reduce(tensor, tensor, root, std::move(op), timeout);
+Future<Tensor> Group::reduce(const Tensor& tensor, std::size_t root, ReduceOp op, Timeout timeout,
+                             std::string_view algorithm) {
+  return reduce(tensor, tensor, root, std::move(op), timeout, algorithm);
 }
-Future<Tensor> Group::reduce(const Tensor& input, const Tensor& output, std::size_t root, ReduceOp op,
-                             Timeout timeout) {
-  return Started<Tensor>::future(state_->operations.reduce(input, output, std::move(op), root, options_of(timeout)),
-                                 output);
+Future<Tensor> Group::reduce(const Tensor& input, const Tensor& output, std::size_t root, ReduceOp op, Timeout timeout,
+                             std::string_view algorithm) {
+  return Started<Tensor>::future(
+      state_->operations.reduce(input, output, std::move(op), root, options_of(timeout, algorithm)), output);
 }
 
-Future<Group::Tensors> Group::all_gather(const Tensor& input, Timeout timeout) {
-  return all_gather(input, alike(input, size()), timeout);
+Future<Group::Tensors> Group::all_gather(const Tensor& input, Timeout timeout, std::string_view algorithm) {
+  return all_gather(input, alike(input, size()), timeout, algorithm);
 }
-Future<Group::Tensors> Group::all_gather(const Tensor& input, Tensors outputs, Timeout timeout) {
-  auto started = state_->operations.all_gather(input, outputs, options_of(timeout));
+Future<Group::Tensors> Group::all_gather(const Tensor& input, Tensors outputs, Timeout timeout,
+                                         std::string_view algorithm) {
+  auto started = state_->operations.all_gather(input, outputs, options_of(timeout, algorithm));
   return Started<Tensors>::future(std::move(started), std::move(outputs));
 }
 
@@ -183,9 +189,10 @@ Future<Tensor> Group::scatter(const Tensors& inputs, const Tensor& output, std::
   return Started<Tensor>::future(state_->operations.scatter(inputs, output, root, options_of(timeout)), output);
 }
 
-Future<Tensor> Group::reduce_scatter(const Tensors& inputs, const Tensor& output, ReduceOp op, Timeout timeout) {
-  return Started<Tensor>::future(state_->operations.reduce_scatter(inputs, output, std::move(op), options_of(timeout)),
-                                 output);
+Future<Tensor> Group::reduce_scatter(const Tensors& inputs, const Tensor& output, ReduceOp op, Timeout timeout,
+                                     std::string_view algorithm) {
+  return Started<Tensor>::future(
+      state_->operations.reduce_scatter(inputs, output, std::move(op), options_of(timeout, algorithm)), output);
 }
 
 Future<Group::Tensors> Group::all_to_all(const Tensors& inputs, Tensors outputs, Timeout timeout) {

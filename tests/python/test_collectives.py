@@ -283,6 +283,89 @@ def test_explain_says_which_algorithm_and_why(three: list[tensorferry.Agent]) ->
         collectives.form_group(["a"], agent=three[0], algorithms="all_reduce=fast")
 
 
+ASKED = {
+    "all_reduce": ("one_shot", "two_shot", "ring"),
+    "all_reduce_coalesced": ("one_shot", "two_shot", "ring"),
+    "reduce": ("one_shot", "two_shot", "ring"),
+    "broadcast": ("direct", "ring"),
+    "all_gather": ("direct", "ring"),
+    "all_gather_coalesced": ("direct", "ring"),
+    "reduce_scatter": ("direct", "ring"),
+    "reduce_scatter_coalesced": ("direct", "ring"),
+}
+
+
+def call_at(
+    groups: list[collectives.Group], operation: str, rank: int, agent: tensorferry.Agent, **options: Any
+) -> Any:
+    """Performs the operation on tensors whose sums depend on the order in which the ranks are combined."""
+    group = groups[rank]
+    own = torch.randn(300, generator=torch.Generator().manual_seed(group.rank))
+    function = getattr(group, operation)
+    if operation.endswith("_coalesced") and operation != "reduce_scatter_coalesced":
+        return function([own[:100], own[100:]], **options).wait()
+    if operation == "reduce_scatter":
+        return function(torch.empty(100), own, **options).wait()
+    if operation == "reduce_scatter_coalesced":
+        return function([torch.empty(100)], [own], **options).wait()
+    return function(own, **options).wait()
+
+
+@pytest.mark.parametrize("board", [True, False])
+def test_a_call_takes_the_algorithm_that_it_asks_for(three: list[tensorferry.Agent], board: bool) -> None:
+    groups = form(three, board=board)
+    explained = groups[0].explain("all_reduce", 1200)
+    for operation, algorithms in ASKED.items():
+        kind = operation.removesuffix("_coalesced")
+        for algorithm in algorithms:
+            whole = form(three, label=f"{operation} by {algorithm}", board=board, algorithms=f"{kind}={algorithm}")
+            expected = at_all_ranks(three, partial(call_at, whole, operation))
+            taken = [group.paths.get((kind, "host", algorithm), 0) for group in groups]
+            got = at_all_ranks(three, partial(call_at, groups, operation, algorithm=algorithm))
+            torch.testing.assert_close(got, expected, rtol=0, atol=0)
+            calls = 2 if operation == "all_gather_coalesced" else 1
+            assert [group.paths[(kind, "host", algorithm)] for group in groups] == [each + calls for each in taken]
+    assert groups[0].explain("all_reduce", 1200) == explained
+
+
+@pytest.mark.parametrize("board", [True, False])
+def test_ranks_that_ask_for_different_algorithms_are_named(three: list[tensorferry.Agent], board: bool) -> None:
+    groups = form(three, board=board)
+
+    def differ(count: int, asked: tuple[str, ...], rank: int, agent: tensorferry.Agent) -> Any:
+        return groups[rank].all_reduce(torch.ones(count), algorithm=asked[rank]).wait()
+
+    for asked in ("two_shot", "one_shot", "two_shot"), ("one_shot", "", "one_shot"), ("ring", "two_shot", "ring"):
+        for count in 10, 100_000:
+            usual = f'2 ranks called all_reduce(sum) of {count} float32 elements by algorithm "{asked[0]}"'
+            for error in at_all_ranks(three, partial(differ, count, asked)):
+                assert isinstance(error, errors.InvalidArgument), error
+                assert 'rank 1 ("b") called all_reduce(sum)' in str(error) and usual in str(error), error
+    sums = at_all_ranks(three, partial(differ, 1, ("ring",) * 3))
+    assert [each.tolist() for each in sums] == [[3.0]] * 3
+
+
+def test_an_algorithm_that_does_not_fit_is_refused_with_those_that_do(three: list[tensorferry.Agent]) -> None:
+    group = form(three)[0]
+
+    def refused(fit: str, operation: str, *arguments: Any, **options: Any) -> None:
+        with pytest.raises(errors.InvalidArgument, match=f"cannot take the algorithm .*: it can take {fit}$"):
+            getattr(group, operation)(*arguments, **options)
+
+    ones = torch.ones(3)
+    refused("one_shot, two_shot, ring", "all_reduce", ones, algorithm="fast")
+    refused("one_shot, two_shot, ring", "reduce", ones, algorithm="two_level")
+    refused("one_shot, two_shot", "all_reduce", ones, "average", algorithm="ring")
+    refused("direct, ring", "broadcast", ones, algorithm="one_shot")
+    refused("direct", "all_gather", ones, [ones, torch.ones(1), ones], algorithm="ring")
+    refused("direct", "reduce_scatter", ones, [ones, ones, ones], "average", algorithm="ring")
+    with pytest.raises(errors.InvalidArgument, match="by one algorithm"):
+        group.all_reduce(torch.eye(2).to_sparse(), algorithm="one_shot")
+    assert group.progress == (0, 0)
+    alone = collectives.form_group(["a"], agent=three[0], label="alone")
+    assert alone.all_reduce(ones, algorithm="ring").wait().eq(1).all()
+
+
 def test_form_group_checks_its_names(three: list[tensorferry.Agent]) -> None:
     for names in ["b", "c"], ["a", "a"]:
         with pytest.raises(errors.InvalidArgument, match="needs each name once"):
@@ -316,6 +399,11 @@ def test_operations_and_hooks_of_processes(tmp_path: Path, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_operations_and_hooks_take_tensors_of_a_gpu(tmp_path: Path, size: int) -> None:
     check(tmp_path, size, "operations", "kinds", "waits", "hooks", "stays", TEST_DEVICE="cuda")
+
+
+@pytest.mark.gpu2
+def test_collectives_on_gpus_are_counted_by_their_paths(tmp_path: Path) -> None:
+    check(tmp_path, 2, "counts_paths", TEST_DEVICE="cuda:RANK")
 
 
 @pytest.mark.gpu

@@ -106,6 +106,8 @@ def test_groups_are_counted(pair: tuple[tensorferry.Agent, tensorferry.Agent]) -
         group.all_reduce(torch.ones(4)).wait()
         now = agent.metrics()
         assert now.value("tensorferry_groups") == 1
+        one_shot = {"group": "pair", "operation": "all_reduce", "path": "host", "algorithm": "one_shot"}
+        assert now.value("tensorferry_group_operations_by_path_total", **one_shot) == 1, str(now)
         return now.value("tensorferry_group_operations_ended_total", group="pair")
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

@@ -195,6 +195,11 @@ class Run final : public DeviceRun {
   void by_host(const ReduceOp& op, DType dtype, InBytes input, OutBytes output);
   Status reduce_by_flags(const Fingerprint& called, const FlagKernel& kernel, InBytes input, OutBytes output,
                          const WaitLimits& limits);
+  /// Chooses the algorithm; all ranks have agreed on the one that the call asks for, or will.
+  [[nodiscard]] GpuChoice choose(const Fingerprint& called, const AskedOnGpu& asked) const;
+  void count(const Fingerprint& called, AlgorithmOnGpu algorithm) const {
+    direct_->group().path_counts().count_on_gpu(static_cast<Operation>(called.operation), captured_, algorithm);
+  }
   [[nodiscard]] bool meets_by_flags(const Fingerprint& called, std::size_t bytes) const;
   [[nodiscard]] FlagArguments flag_arguments() const;
   void lend(FlagArguments& arguments, std::size_t at) const;
@@ -347,10 +352,17 @@ void Run::two_shot(const ReductionKernel& kernel, std::size_t item, InBytes inpu
   }
 }
 
+GpuChoice Run::choose(const Fingerprint& called, const AskedOnGpu& asked) const {
+  const auto& prescribed = direct_->group().settings().algorithms;
+  const auto wanted = called.algorithm();
+  if (!wanted) return choose_on_gpu(asked, prescribed, gpu_->crossings);
+  return choose_on_gpu(asked, {{asked.operation, static_cast<Algorithm>(*wanted)}}, gpu_->crossings);
+}
+
 /// Returns whether the kernels of all ranks meet by flags in an operation of so many bytes: the same at every rank.
 bool Run::meets_by_flags(const Fingerprint& called, std::size_t bytes) const {
   const auto asked = gpu_->ask(static_cast<Operation>(called.operation), bytes, ranks_, captured_);
-  const auto choice = choose_on_gpu(asked, direct_->group().settings().algorithms, gpu_->crossings);
+  const auto choice = choose(called, asked);
   return choice.meeting == MeetingOnGpu::by_flags;
 }
 
@@ -520,8 +532,9 @@ Status Run::reduce(const Fingerprint& called, InBytes input, OutBytes output, co
   const auto dtype = static_cast<DType>(called.dtype);
   const bool takes = root == Mailbox::any_rank || root == rank_;
   const auto asked = gpu_->ask(static_cast<Operation>(called.operation), input.size(), ranks_, captured_);
-  const auto choice = choose_on_gpu(asked, direct_->group().settings().algorithms, gpu_->crossings);
+  const auto choice = choose(called, asked);
   const auto algorithm = choice.algorithm;
+  count(called, algorithm);
   const bool two_shots = algorithm == AlgorithmOnGpu::two_shot;
   const bool by_flags = choice.meeting == MeetingOnGpu::by_flags;
   const bool in_place = takes && two_shots && input.data() == output.data();
@@ -561,6 +574,7 @@ Status Run::reduce(const Fingerprint& called, InBytes input, OutBytes output, co
 
 Status Run::broadcast(const Fingerprint& called, OutBytes data, std::size_t root, const WaitLimits& limits) {
   begin();
+  count(called, AlgorithmOnGpu::copies);
   const auto kernel = find_exchange(called, data.size());
   const InBytes given = rank_ == root ? data : OutBytes();
   if (auto status = agree(called, given, data.size(), limits); !status.ok()) return status;
@@ -617,6 +631,7 @@ Status Run::agree_on_pieces(const Fingerprint& called, const std::vector<InBytes
 Status Run::gather(const Fingerprint& called, InBytes input, const std::vector<OutBytes>& outputs, std::size_t root,
                    bool even, const WaitLimits& limits) {
   begin();
+  count(called, AlgorithmOnGpu::copies);
   const bool takes = root == Mailbox::any_rank || root == rank_;
   std::size_t most = input.size();
   // The calls tell the size of a rank's own piece alone. So the root refuses other sizes before it agrees to the call,
@@ -661,6 +676,7 @@ Status Run::gather(const Fingerprint& called, InBytes input, const std::vector<O
 Status Run::scatter(const Fingerprint& called, const std::vector<InBytes>& inputs, OutBytes output, std::size_t root,
                     const WaitLimits& limits) {
   begin();
+  count(called, AlgorithmOnGpu::copies);
   for (std::size_t to = 0; rank_ == root && to < ranks_; ++to) {  // as in gather()
     if (inputs[to].size() != output.size()) return unexpected(rank_, to, inputs[to].size(), output.size());
   }
@@ -691,6 +707,7 @@ Status Run::scatter(const Fingerprint& called, const std::vector<InBytes>& input
 Status Run::reduce_scatter(const Fingerprint& called, const std::vector<InBytes>& inputs, OutBytes output,
                            const ReduceOp& op, bool even, const WaitLimits& limits) {
   begin();
+  count(called, AlgorithmOnGpu::one_shot);
   const auto dtype = static_cast<DType>(called.dtype);
   const auto most = largest(inputs);
   const bool by_flags = meets_by_flags(called, ranks_ * most);
@@ -741,6 +758,7 @@ Status Run::reduce_scatter(const Fingerprint& called, const std::vector<InBytes>
 Status Run::all_to_all(const Fingerprint& called, const std::vector<InBytes>& inputs,
                        const std::vector<OutBytes>& outputs, bool even, const WaitLimits& limits) {
   begin();
+  count(called, AlgorithmOnGpu::copies);
   auto most = largest(inputs);
   const auto kernel = find_exchange(called, even ? ranks_ * most : 0);
   Pieces pieces(ranks_);

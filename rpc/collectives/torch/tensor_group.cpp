@@ -89,7 +89,10 @@ std::span<std::byte> TorchAccess::bytes(const at::Tensor& tensor) {
 }
 
 StartOptions TorchAccess::arrange(StartOptions options) const {
-  if (copies_) options.arrived = [copies = copies_] { return copies->arrived(); };
+  if (copies_) {
+    options.arrived = [copies = copies_] { return copies->arrived(); };
+    options.staged = true;
+  }
   if (direct_) {
     options.device = direct_->run();
     if (direct_->captured()) options.background = false;  // the thread that captures runs it

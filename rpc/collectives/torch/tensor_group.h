@@ -41,6 +41,7 @@ class TorchAccess final {
   static std::span<std::byte> bytes(const at::Tensor& tensor);
   static bool is_same(const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); }
   [[nodiscard]] StartOptions arrange(StartOptions options) const;
+  [[nodiscard]] bool is_direct() const noexcept { return direct_ != nullptr; }
   /// Drops tensors of an operation, on the thread that ends it. After keep_tensors_from_now() it leaks them.
   static void release(std::vector<at::Tensor> tensors);
 

@@ -10,11 +10,14 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorferry
 import torch
 import torch.distributed as dist
+from refusing import refused
 from tensorferry import collectives, ddp, errors
 
 rank, size = int(sys.argv[2]), int(sys.argv[3])
@@ -170,6 +173,36 @@ def stays() -> None:
     """Tensors of a GPU stay there, also those of hooks."""
     group.all_reduce(torch.ones(1)).wait()
     assert "Tensors of GPUs go directly" in group.explain("all_reduce", 4), group.explain("all_reduce", 4)
+
+
+def counts_paths() -> None:
+    """Each operation counts by the way that it takes, which a call may ask for."""
+
+    def counted(operation: str, path: str, algorithm: str, call: Callable[[], object]) -> None:
+        before = dict(group.paths)
+        call()
+        gained = {key: count - before.get(key, 0) for key, count in group.paths.items() if count != before.get(key)}
+        assert gained == {(operation, path, algorithm): 1}, gained
+
+    def reduce(algorithm: str) -> None:
+        group.all_reduce(ones, algorithm=algorithm).wait()
+
+    ones = torch.ones(1000)
+    group.all_reduce(ones).wait()  # the ranks find out how they reach one another's GPUs
+    for algorithm in "one_shot", "two_shot":
+        counted("all_reduce", "gpu", algorithm, partial(reduce, algorithm))
+    counted("broadcast", "gpu", "copies", lambda: group.broadcast(ones, algorithm="direct").wait())
+    staged = lambda: group.all_reduce(ones, lambda a, b: a + b, algorithm="one_shot").wait()  # noqa: E731
+    counted("all_reduce", "staged", "one_shot", staged)
+    host = torch.ones(10, device="cpu")
+    counted("all_reduce", "host", "two_shot", lambda: group.all_reduce(host, algorithm="two_shot").wait())
+    refused(errors.InvalidArgument, lambda: group.all_reduce(ones, algorithm="ring"), "on a GPU", "one_shot, two_shot")
+    graph, steps = torch.cuda.CUDAGraph(), torch.ones(8)
+    captured = dict(group.paths)
+    with torch.cuda.graph(graph):
+        group.all_reduce(steps, algorithm="one_shot").wait()
+    key = ("all_reduce", "graph", "one_shot")
+    assert group.paths[key] == captured.get(key, 0) + 1, group.paths
 
 
 def beside_nccl() -> None:

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -237,6 +238,37 @@ TEST_F(Direct, ExplainNamesTheTopologyAndTheAlgorithmForTheBytes) {
     if (!is_emulated()) return;
     EXPECT_EQ(key->topology, "full mesh");
     EXPECT_THAT(small, HasSubstr("4 or more NVLinks join each two GPUs"));
+  });
+}
+
+TEST_F(Direct, ACallTakesTheAlgorithmThatItAsksForAndIsCounted) {
+  form(2);
+  run([&](Rank& each) {
+    const auto inputs = inputs_of(2, DType::float32, 1000);
+    const auto sum = reduced(inputs, DType::float32, Reduction::sum);
+    for (const std::string algorithm : {"one_shot", "two_shot"}) {
+      const auto values = each.gpu.put(inputs[each.rank]);
+      auto options = each.options();
+      options.algorithm = algorithm;
+      ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, options)).ok());
+      EXPECT_EQ(each.gpu.get(values), sum);
+      const auto& paths = each.group.paths();
+      EXPECT_TRUE(std::any_of(paths.begin(), paths.end(), [&](const collectives::CountedPath& path) {
+        return path.operation == collectives::Operation::all_reduce && path.path == collectives::Path::gpu &&
+               path.algorithm == algorithm && path.count == 1;
+      })) << algorithm;
+    }
+    const auto values = each.gpu.put(inputs[each.rank]);
+    auto options = each.options();
+    options.algorithm = each.rank == 0 ? "one_shot" : "two_shot";
+    const auto differ = ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, options));
+    EXPECT_EQ(differ.code(), Code::invalid_argument);
+    EXPECT_THAT(std::string(differ.what()), HasSubstr("by algorithm \"two_shot\""));
+    options = each.options();
+    options.algorithm = "ring";
+    const auto unfit = ended(each.group.all_reduce(values, values, DType::float32, Reduction::sum, options));
+    EXPECT_EQ(unfit.code(), Code::invalid_argument);
+    EXPECT_THAT(std::string(unfit.what()), HasSubstr("it can take one_shot, two_shot"));
   });
 }
 

@@ -235,6 +235,21 @@ TEST_F(TypedGroups, NameTheRankThatCalledAnotherOperation) {
   });
 }
 
+TEST_F(TypedGroups, TakeTheAlgorithmThatACallAsksFor) {
+  run([](std::size_t rank, Group& group) {
+    for (const std::string_view algorithm : {"one_shot", "two_shot", "ring"}) {
+      const auto own = floats({1, 2, 3});
+      EXPECT_THAT(values_of(group.all_reduce(own, Reduction::sum, {}, algorithm).get()), ElementsAre(3, 6, 9));
+    }
+    const auto differ = [&] {
+      (void)group.all_reduce(floats({1}), Reduction::sum, {}, rank == 1 ? "ring" : "one_shot").get();
+    };
+    const auto unfit = [&] { (void)group.broadcast(floats({1}), 0, {}, "one_shot"); };
+    EXPECT_THAT(thrown_by<InvalidArgument>(differ), HasSubstr("by algorithm \"ring\""));
+    EXPECT_THAT(thrown_by<InvalidArgument>(unfit), HasSubstr("it can take direct, ring"));
+  });
+}
+
 TEST_F(TypedGroups, FailAtEveryRankWhenOneAgentLeaves) {
   std::latch waiting(size - 1);
   run([&](std::size_t rank, Group& group) {
