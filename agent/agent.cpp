@@ -356,6 +356,18 @@ Counters RawAgent::counters() const {
   };
   for (std::size_t i = 0; i < drivers.size(); ++i) add(std::string(drivers[i].name()), i);
   add("inline", AgentCounters::inside_frames);
+  const auto split = [](auto& bytes, const std::string& channel, const std::string& carrier, std::uint64_t carried) {
+    const auto whole = bytes.find(channel);
+    const auto part = whole == bytes.end() ? 0 : std::min(whole->second, carried);
+    if (part == 0) return;
+    whole->second -= part;
+    if (whole->second == 0) bytes.erase(whole);
+    bytes[channel + " over " + carrier] = part;
+  };
+  for (const auto& [names, count] : counted.carried.all()) {
+    split(counters.bytes_sent, names.first, names.second, count.sent);
+    split(counters.bytes_received, names.first, names.second, count.received);
+  }
   counters.pinned_bytes = tensorferry::pinned_bytes().load();
   return counters;
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "agent/agent_drivers.h"
+#include "agent/carried_bytes.h"
 #include "agent/flight_recorder.h"
 #include "agent/late_answers.h"
 #include "agent/latency_histogram.h"
@@ -26,6 +27,7 @@ struct AgentCounters {
   LateAnswers late_answers;
   std::atomic<std::size_t> pending{0}, serving{0};
   Bytes bytes_sent{}, bytes_received{};
+  CarriedBytes carried;  // of the bytes above
   std::array<std::atomic<std::uint64_t>, code_count> failed_by_code{};
   std::atomic<bool> timed{true};  // the next three are kept; see RawAgent::time_calls
   LatencyHistogram call_time, serve_time, queue_time;

@@ -26,6 +26,16 @@ struct WireParts {
   SharedState& shared;
 };
 
+/// Finds the channels of a link that carry staged bytes of other channels (Wire::carrier). Thread-safe.
+class Carriers {
+ public:
+  virtual Wire::Carrier best() = 0;
+  virtual Wire::Carrier named(std::string_view name) = 0;
+
+ protected:
+  ~Carriers() = default;
+};
+
 /// The Wire part is thread-safe. read() works only on the thread that is inside ChannelSet::receive or discard.
 class ChannelBinding final : public Wire {
  public:
@@ -34,8 +44,13 @@ class ChannelBinding final : public Wire {
   /// message.
   enum class Control : std::uint8_t { open = 1, ready = 2, failed = 3, message = 4 };
 
-  ChannelBinding(const WireParts& parts, std::size_t driver, DevicePair pair, bool immediate)
-      : parts_(parts), driver_(driver), pair_(pair), immediate_(immediate), theirs_ready_(immediate) {}
+  ChannelBinding(const WireParts& parts, Carriers& carriers, std::size_t driver, DevicePair pair, bool immediate)
+      : parts_(parts),
+        carriers_(carriers),
+        driver_(driver),
+        pair_(pair),
+        immediate_(immediate),
+        theirs_ready_(immediate) {}
 
   /// Returns `driver` and both devices in one number, as control and bulk frames carry it. It is coded from this side;
   /// the peer's code has its own driver number and the devices exchanged.
@@ -116,6 +131,11 @@ class ChannelBinding final : public Wire {
   [[nodiscard]] bool passes_descriptors() const override { return parts_.around.link.local(); }
   [[nodiscard]] std::string_view peer() const override { return parts_.around.link.peer().name; }
   [[nodiscard]] SharedState* shared() override { return &parts_.shared; }
+  [[nodiscard]] Carrier carrier() override { return carriers_.best(); }
+  [[nodiscard]] Carrier carrier_named(std::string_view name) override { return carriers_.named(name); }
+  void carried(std::string_view carrier, std::uint64_t sent, std::uint64_t received) override {
+    parts_.around.counters.carried.add(name(), carrier, sent, received);
+  }
 
   std::unique_ptr<Channel> channel;
 
@@ -128,6 +148,7 @@ class ChannelBinding final : public Wire {
   }
 
   const WireParts& parts_;
+  Carriers& carriers_;
   const std::size_t driver_;
   const DevicePair pair_;
   const bool immediate_;

@@ -97,7 +97,7 @@ ChannelBinding* ChannelBindings::open(std::size_t driver, DevicePair pair) {
     if (ended_) return nullptr;
     auto& place = bindings_[{driver, pair}];
     if (place) return place.get();
-    place = std::make_unique<ChannelBinding>(parts_, driver, pair, immediate);
+    place = std::make_unique<ChannelBinding>(parts_, static_cast<Carriers&>(*this), driver, pair, immediate);
     binding = place.get();
   }
   // The peer opens its end of an immediate channel at the first ticket, and of any other when this message tells it.
@@ -180,7 +180,27 @@ std::optional<std::vector<Channel*>> ChannelBindings::end(const Status& status) 
 }
 
 void ChannelBindings::destroy_channels() {
-  for (auto& [key, binding] : bindings_) binding->channel.reset();
+  for (const bool carriers : {false, true}) {  // the channels that use a carrier go before it
+    for (auto& [key, binding] : bindings_) {
+      if (parts_.around.drivers[key.first].carries_staged() == carriers) binding->channel.reset();
+    }
+  }
+}
+
+Wire::Carrier ChannelBindings::best() {
+  for (const auto* binding : order(DevicePair{}).bindings) {
+    if (parts_.around.drivers[binding->driver()].carries_staged() && binding->state() == ChannelBinding::State::usable)
+      return {binding->channel.get(), binding->name()};
+  }
+  return {};
+}
+
+Wire::Carrier ChannelBindings::named(std::string_view name) {
+  for (const auto* binding : order(DevicePair{}).bindings) {
+    if (binding->name() == name && parts_.around.drivers[binding->driver()].carries_staged())
+      return {binding->channel.get(), binding->name()};
+  }
+  return {};
 }
 
 }  // namespace tensorferry

@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -31,7 +32,7 @@ struct ChannelOrder {
   std::vector<ChannelBinding*> bindings;                     // those that reach
 };
 
-class ChannelBindings final {
+class ChannelBindings final : private Carriers {
  public:
   explicit ChannelBindings(WireParts parts);
   ~ChannelBindings();
@@ -75,6 +76,8 @@ class ChannelBindings final {
   [[nodiscard]] std::optional<Refusal> reach(std::size_t driver, DevicePair pair) const;
   ChannelBinding* open(std::size_t driver, DevicePair pair);
   [[nodiscard]] std::vector<Channel*> open_channels() const;
+  Wire::Carrier best() override;
+  Wire::Carrier named(std::string_view name) override;
   void refuse(const std::string& driver, DevicePair pair, const std::string& reason);
 
   const WireParts parts_;

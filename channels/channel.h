@@ -26,6 +26,7 @@
 
 namespace tensorferry {
 
+class Channel;
 class Copier;
 class OneSided;
 class SharedState;
@@ -165,6 +166,25 @@ class Wire {
   /// ends may open their channels in any order: a message to a channel that is not open yet opens it first.
   [[nodiscard]] virtual SharedState* shared() { return nullptr; }
 
+  /// Another channel of this link, by which a channel sends bytes that it has staged in host memory.
+  struct Carrier {
+    Channel* channel = nullptr;  // valid until the channel that asked is destroyed
+    std::string_view name;
+  };
+  /// Returns the link's first usable channel from CPU to CPU whose driver carries_staged(). Null: there is none, so the
+  /// bytes go as bulk data. The first call opens these channels. The caller passes each ticket to its other end, which
+  /// pulls from the carrier of that name; its answer that the bytes are read goes to Channel::acknowledged.
+  [[nodiscard]] virtual Carrier carrier() { return {}; }
+  /// Returns the carrier of this name, by which the peer sends, usable or not. Null: this end does not have it.
+  [[nodiscard]] virtual Carrier carrier_named(std::string_view name) {
+    (void)name;
+    return {};
+  }
+  /// Counts bytes of this channel that a carrier has taken.
+  virtual void carried(std::string_view carrier, std::uint64_t sent, std::uint64_t received) {
+    (void)carrier, (void)sent, (void)received;
+  }
+
  protected:
   ~Wire() = default;
 };
@@ -290,6 +310,11 @@ class Driver {
   /// Returns true if both processes must belong to one user. The link asks the kernel for the peer's user and leaves
   /// the driver out if it is another one, even if the descriptors name the same user.
   [[nodiscard]] virtual bool within_one_user() const { return shares_memory(); }
+
+  /// Returns true if bytes in host memory travel better by this driver's channels than by the link's connections, and
+  /// no thread of either process copies them: a network card moves them. Other channels may then use it
+  /// (Wire::carrier).
+  [[nodiscard]] virtual bool carries_staged() const { return false; }
 
   /// Opens one end of a pair; never returns null. Never blocks: it probes the pair for real (maps a nonce, reads a
   /// word) and reports through `wire.ready`. Both devices of `pair` have descriptors, and they fit.

@@ -66,6 +66,7 @@ class IbvDriver final : public Driver {
   [[nodiscard]] std::string_view name() const override { return "ibv"; }
   std::variant<Bytes, Refusal> descriptor(Device device) override;
   std::optional<Refusal> reaches(ByteView mine, ByteView theirs) override;
+  [[nodiscard]] bool carries_staged() const override { return true; }
   std::unique_ptr<Channel> open(Wire& wire, DevicePair pair) override;
 
  private:
