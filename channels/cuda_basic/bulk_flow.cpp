@@ -31,7 +31,7 @@ std::optional<std::byte*> BulkFlow::slot_for(Driven& due) {
   if (due.begun == 0 && due.copies()) due.fail(prepare(due));
   if (!due.copies() || due.diverted) return nullptr;
   if (waits_for_slot_) return std::nullopt;
-  const auto slot = Slots::of_this_process().lend(device_.index, [self = shared_from_this()] {
+  const auto slot = Slots::of_this_process(direction_).lend(device_.index, [self = shared_from_this()] {
     {
       const std::lock_guard lock(self->mutex_);
       self->waits_for_slot_ = false;
@@ -73,6 +73,7 @@ void BulkFlow::send_chunk(Queue::Chunk chunk, std::byte* slot) {
   auto give = [self = shared_from_this(), chunk = std::move(chunk), slot, end](const Status& copied) {
     if (!copied.ok()) return end(copied);
     const auto source = piece(slot != nullptr ? slot : chunk.data, chunk.bytes);
+    if (chunk.driven->transfer.carried) return self->carried_->send(chunk.number, source, end);
     if (!self->wire_->with([&](Wire& wire) { wire.send_bulk(chunk.number, source, end); })) end(link_gone());
   };
   if (slot == nullptr) return give({});
@@ -82,6 +83,7 @@ void BulkFlow::send_chunk(Queue::Chunk chunk, std::byte* slot) {
 void BulkFlow::receive_chunk(Queue::Chunk chunk, std::byte* slot) {
   const auto destination = piece(slot != nullptr ? slot : chunk.data, chunk.bytes);
   const auto number = chunk.number;
+  const bool carried = chunk.driven->transfer.carried;
   auto received = [self = shared_from_this(), chunk = std::move(chunk), slot](const Status& status) {
     const auto end = [self, driven = chunk.driven, slot](const Status& copied) {
       self->end_chunk(driven, slot, copied);
@@ -90,6 +92,7 @@ void BulkFlow::receive_chunk(Queue::Chunk chunk, std::byte* slot) {
     if (slot == nullptr || !status.ok()) return end(status);
     self->copy_on_stream(chunk.data, slot, chunk.bytes, end);
   };
+  if (carried) return carried_->receive(number, destination, received);
   if (!wire_->with([&](Wire& wire) { wire.receive_bulk(number, destination, received); })) received(link_gone());
 }
 
@@ -111,7 +114,7 @@ void BulkFlow::end_chunk(const DrivenPtr& driven, std::byte* slot, const Status&
     --driven->pending;
     over = driven->over();
   }
-  if (slot != nullptr) Slots::of_this_process().give_back(slot);
+  if (slot != nullptr) Slots::of_this_process(direction_).give_back(slot);
   if (over) driven->finish();
   pump();
 }

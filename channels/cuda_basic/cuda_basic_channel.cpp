@@ -14,6 +14,7 @@
 #include "channels/cuda/event_poller.h"
 #include "channels/cuda_basic/bulk_flow.h"
 #include "channels/cuda_basic/busy_transfers.h"
+#include "channels/cuda_basic/carried_chunks.h"
 #include "channels/cuda_basic/detour.h"
 #include "channels/cuda_basic/later_tickets.h"
 #include "channels/cuda_basic/messages.h"
@@ -27,6 +28,7 @@ namespace {
 using cuda_basic::Announced;
 using cuda_basic::BulkFlow;
 using cuda_basic::BusyTransfers;
+using cuda_basic::CarriedChunks;
 using cuda_basic::CudaBasicTicket;
 using cuda_basic::Detour;
 using cuda_basic::Direction;
@@ -61,17 +63,20 @@ Result<std::shared_ptr<Ring>> ring_over(Result<SharedMemory> memory, Device devi
 struct Flows {
   std::shared_ptr<RingFlow> ring;
   std::shared_ptr<BulkFlow> bulk;
+  std::shared_ptr<CarriedChunks> carried;  // by which `bulk` sends transfers that are carried
 
-  /// Returns the flow of the kind `ring` or `bulk`.
+  /// Returns the flow of the kind `ring`, `bulk` or `carried`.
   [[nodiscard]] Flow& by(FlowKind kind) const {
     if (kind == FlowKind::ring) return *ring;
     return *bulk;
   }
-  /// Sends a buffer, whose memory is not busy: by ring if there is one. Returns the kind, and the number of the first
-  /// chunk; 0 if the flow is closed, and the transfer has failed.
+  /// Sends a buffer, whose memory is not busy: by ring if there is one, else by a carrier if there is one. Returns the
+  /// kind, and the number of the first chunk; 0 if the flow is closed, and the transfer has failed.
   [[nodiscard]] CudaBasicTicket send(Transfer transfer) const {
     if (const auto first = ring->send_by_ring(transfer)) return {FlowKind::ring, *first};
-    return {FlowKind::bulk, bulk->send(std::move(transfer))};
+    transfer.carried = transfer.memory.bytes >= CarriedChunks::least_bytes && !carried->carrier().empty();
+    const auto kind = transfer.carried ? FlowKind::carried : FlowKind::bulk;
+    return {kind, bulk->send(std::move(transfer))};
   }
 };
 
@@ -108,7 +113,7 @@ class CudaBasicChannel final : public Channel {
     Transfer transfer{buffer, std::move(std::get<cuda::GpuEvent>(ready)), {}, std::move(released)};
     if (transfer.ready) return offer_busy(std::move(transfer), message);
     const auto sent = out_.send(std::move(transfer));
-    if (sent.kind == FlowKind::bulk && !message.for_now()) make_ring();
+    if (sent.kind != FlowKind::ring && !message.for_now()) make_ring();
     return Ticket{.bytes = buffer.bytes, .opaque = encode(sent)};
   }
 
@@ -146,9 +151,11 @@ class CudaBasicChannel final : public Channel {
   }
 
   [[nodiscard]] std::string describe() const override {
-    const auto link = pair_.local.type == DeviceType::cuda
-                          ? formatted("{} by way of the host", cuda::link_to_host(pair_.local.index))
-                          : std::string("by way of the host");
+    auto link = pair_.local.type == DeviceType::cuda
+                    ? formatted("{} by way of the host", cuda::link_to_host(pair_.local.index))
+                    : std::string("by way of the host");
+    const auto carrier = made_->making.load() ? std::string() : carried_->carrier();  // a ring goes first
+    if (!carrier.empty()) link += " over " + carrier;
     return cuda::described(link, out_.ring->speed());
   }
 
@@ -173,6 +180,7 @@ class CudaBasicChannel final : public Channel {
     for (const auto* flows : {&in_, &out_}) {
       for (const auto kind : {FlowKind::ring, FlowKind::bulk}) flows->by(kind).close(status);
     }
+    carried_->close(status);
   }
 
  private:
@@ -224,6 +232,7 @@ class CudaBasicChannel final : public Channel {
     if (first == 0) return transfer.finish(sender_broken());
     if (kind == FlowKind::ring && !their_ring_.load())
       return transfer.finish({Code::protocol_error, formatted("{} sends by a ring that is not there", wire_.peer())});
+    transfer.carried = kind == FlowKind::carried;
     in_.by(kind).receive(first, std::move(transfer));
   }
 
@@ -261,6 +270,15 @@ class CudaBasicChannel final : public Channel {
   }
 
   void on(const cuda_basic::Broken& broken, const Descriptors&) { in_.by(broken.kind).close(sender_broken()); }
+
+  void on(const cuda_basic::ChunkOffer& chunk, const Descriptors&) {
+    const auto status = carried_->on(chunk);
+    if (status.ok()) return;
+    stop_receiving(status);
+    carried_->close(status);
+  }
+
+  void on(const cuda_basic::ChunkRead& read, const Descriptors&) { carried_->on(read); }
 
   void on(const Announced& announced, const Descriptors&) {
     auto transfer = later_.announce(announced);
@@ -348,11 +366,14 @@ class CudaBasicChannel final : public Channel {
   const std::uint32_t born_in_ = forks();
   const std::shared_ptr<WireUse> use_ = std::make_shared<WireUse>(wire_);
   const std::shared_ptr<Detour> detour_ = std::make_shared<Detour>(pair_.local);
+  const std::shared_ptr<CarriedChunks> carried_ = std::make_shared<CarriedChunks>(use_);
   const Flows in_{std::make_shared<RingFlow>(Direction::in, pair_.local, Completion(), detour_),
-                  std::make_shared<BulkFlow>(Direction::in, use_, pair_.local, Completion(), detour_)};
-  const Flows out_{
-      std::make_shared<RingFlow>(Direction::out, pair_.local, tells_of_the_end_of(FlowKind::ring, use_)),
-      std::make_shared<BulkFlow>(Direction::out, use_, pair_.local, tells_of_the_end_of(FlowKind::bulk, use_))};
+                  std::make_shared<BulkFlow>(Direction::in, use_, carried_, pair_.local, Completion(), detour_),
+                  carried_};
+  const Flows out_{std::make_shared<RingFlow>(Direction::out, pair_.local, tells_of_the_end_of(FlowKind::ring, use_)),
+                   std::make_shared<BulkFlow>(Direction::out, use_, carried_, pair_.local,
+                                              tells_of_the_end_of(FlowKind::bulk, use_)),
+                   carried_};
   const std::shared_ptr<BusyTransfers> busy_ = std::make_shared<BusyTransfers>();  // offered
   LaterTickets later_;                                                             // received
   const std::shared_ptr<Made> made_ = std::make_shared<Made>();

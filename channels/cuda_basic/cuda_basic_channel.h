@@ -28,15 +28,17 @@ struct CudaBasicOptions {
 /// creation of the ring in the background. A ring that is idle is given back; the next buffer makes another one.
 /// Without a ring the chunks are bulk data of the link: until the peer has mapped one, if the link passes no
 /// descriptors, if an agent shares no memory, or if a process has as much page-locked memory as it may have. A GPU
-/// copies those through page-locked slots, which all links of the process share.
+/// copies those through page-locked slots, which all links of the process share. If a channel of the link carries
+/// staged bytes (Wire::carrier: `ibv`, between hosts with network cards), it takes the chunks of larger buffers from
+/// slot to slot instead, and if it fails, the rest goes as bulk data.
 ///
 /// The sender starts at `offer`, without a request from the receiver. The chunks of all buffers of a direction follow
 /// each other, so the receiver drops the bytes of buffers that it does not pull. The source is released when it has
-/// been read, without an acknowledgement. A buffer whose stream is busy, at either end, holds up no other: the sender's
-/// chunks have no place among the others before its stream has come so far (messages.h, Announced), and the receiver's
-/// bytes wait in host memory (detour.h). `landed` runs when the bytes are usable in the order of the receiver's
-/// stream: by ring, when the copy of the last chunk is enqueued; as bulk data or after a wait in host memory, when
-/// that copy is done.
+/// been read; only carried chunks are acknowledged, one by one. A buffer whose stream is busy, at either end, holds up
+/// no other: the sender's chunks have no place among the others before its stream has come so far (messages.h,
+/// Announced), and the receiver's bytes wait in host memory (detour.h). `landed` runs when the bytes are usable in the
+/// order of the receiver's stream: by ring, when the copy of the last chunk is enqueued; without a ring or after a wait
+/// in host memory, when that copy is done.
 class CudaBasicDriver final : public Driver {
  public:
   explicit CudaBasicDriver(cuda_basic::CudaBasicOptions options = {}) : options_(options) {}

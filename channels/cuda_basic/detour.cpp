@@ -23,6 +23,7 @@ bool Detour::divert(Transfer& transfer) {
   if (bytes.data == nullptr) return false;
   Transfer first;
   first.memory = bytes;
+  first.carried = transfer.carried;
   first.done = [self = shared_from_this(), bytes = std::move(bytes),
                 to = std::make_unique<Transfer>(std::move(transfer))](const Status& status) mutable {
     self->arrived(std::move(bytes), std::move(*to), status);

@@ -3,16 +3,19 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <variant>
 
+#include "base/bytes.h"
 #include "base/record.h"
+#include "channels/channel.h"
 #include "include/tensorferry/device.h"
 
 namespace tensorferry::cuda_basic {
 
 /// The channel's descriptor. Its tag is the version of these records.
 struct CudaBasicDescriptor {
-  static constexpr std::uint8_t tag = 5;
+  static constexpr std::uint8_t tag = 6;
   DeviceType type = DeviceType::cpu;
   static constexpr std::tuple fields{any_value(&CudaBasicDescriptor::type)};
 };
@@ -22,8 +25,9 @@ enum class FlowKind : std::uint8_t {
   nowhere = 0,  // the buffer is empty: no bytes travel
   ring = 1,
   bulk = 2,
-  later = 3,  // the sender's memory is busy: Announced will say how
-  last = later,
+  later = 3,    // the sender's memory is busy: Announced will say how
+  carried = 4,  // as `bulk`, but a ChunkOffer says of each chunk how it travels
+  last = carried,
 };
 
 /// From the sender: passes the memfd of the ring for the buffers that this end sends.
@@ -64,9 +68,25 @@ struct Announced {
   FlowKind kind = FlowKind::bulk;
   std::uint64_t first = 0;
   static constexpr std::tuple fields{varint(&Announced::id), &Announced::kind, varint(&Announced::first)};
-  [[nodiscard]] bool valid() const { return kind == FlowKind::ring || kind == FlowKind::bulk; }
+  [[nodiscard]] bool valid() const { return kind != FlowKind::nowhere && kind != FlowKind::later; }
 };
-using Control = std::variant<Staging, Mapped, Withdrawn, Broken, Unstaged, Announced>;
+/// From the sender: the chunk of this number, of a buffer of FlowKind::carried, can be fetched now.
+struct ChunkOffer {
+  static constexpr std::uint8_t tag = 7;
+  std::uint64_t number = 0;
+  std::string carrier;  // the channel that carries it (Wire::carrier); empty: it comes as bulk data
+  Bytes ticket;         // the carrier's ticket
+  static constexpr std::tuple fields{varint(&ChunkOffer::number), at_most(&ChunkOffer::carrier, 64),
+                                     &ChunkOffer::ticket};
+  [[nodiscard]] bool valid() const { return ticket.size() <= Ticket::max_bytes; }
+};
+/// From the receiver: the source of that chunk is no longer read.
+struct ChunkRead {
+  static constexpr std::uint8_t tag = 8;
+  std::uint64_t number = 0;
+  static constexpr std::tuple fields{varint(&ChunkRead::number)};
+};
+using Control = std::variant<Staging, Mapped, Withdrawn, Broken, Unstaged, Announced, ChunkOffer, ChunkRead>;
 
 /// The content of a ticket: the way of the bytes, and the number of the buffer's first chunk. Chunks count from 1. 0:
 /// the bytes never come, because the sender's GPU has failed. Of FlowKind::later, `first` is the buffer's id, which is

@@ -7,9 +7,18 @@
 
 namespace tensorferry::cuda_basic {
 
-Slots& Slots::of_this_process() {
-  static auto& slots = *new Slots;
-  return slots;
+Slots::Slab::Slab(cuda::Pinned pinned, Allocations::Kind kind)
+    : pinned_(std::move(pinned)),
+      generation_(Allocations::of_this_process().add(pinned_.data(), made_at_once * most_chunk_bytes, kind)) {}
+
+Slots::Slab::~Slab() {
+  if (pinned_) Allocations::of_this_process().remove(pinned_.data(), generation_);
+}
+
+Slots& Slots::of_this_process(Direction direction) {
+  static auto& sent = *new Slots(Allocations::Kind::offers);
+  static auto& received = *new Slots(Allocations::Kind::receives);
+  return direction == Direction::out ? sent : received;
 }
 
 Result<std::byte*> Slots::lend(int device, UniqueFunction<void()> then) {
@@ -51,15 +60,15 @@ void Slots::make(int device) {
     making_ = false;
     failed_ = pinned.status();
     if (pinned.ok()) {
-      for (std::size_t i = 0; i < made_at_once; ++i) free_.push_back(pinned->data() + i * most_chunk_bytes);
-      memory_.push_back(std::move(*pinned));
+      const auto& slab = memory_.emplace_back(std::move(*pinned), kind_);
+      for (std::size_t i = 0; i < made_at_once; ++i) free_.push_back(slab.slot(i));
     }
   }
   wake(most);
 }
 
 void Slots::drop_if_idle() {
-  std::vector<cuda::Pinned> unused;
+  std::vector<Slab> unused;
   const std::lock_guard lock(mutex_);
   timed_ = false;
   if (lent_ != 0) return;  // the next slot that is given back begins again

@@ -40,6 +40,7 @@ struct Transfer {
   cuda::GpuEvent ready;  // the memory may be read or written after this event; empty: now
   Completion landed;     // when receiving: the bytes are usable in the order of the memory's stream
   Completion done;       // the memory is no longer read or written
+  bool carried = false;  // its chunks go by CarriedChunks
 
   /// Runs the completions that have not run. Call with no lock held.
   void finish(const Status& status);

@@ -97,7 +97,8 @@ class Counters:
         late_answers: calls of peers that this agent answered after their callers had given up.
         late_replies: replies to this agent that came after their calls had ended.
         bytes_sent: bytes of tensors and other large buffers sent, by channel, including those handed over by
-            ``share``; under ``"inline"`` those inside the frames of calls.
+            ``share``; under ``"inline"`` those inside the frames of calls, and under ``"cuda_basic over ibv"`` those
+            that one channel staged in host memory for another one to carry.
         bytes_received: the same for bytes received.
         objects: objects here that at least one reference (:class:`RRef`) keeps alive now.
         references_given: references that peers hold on those objects now.

@@ -102,6 +102,31 @@ TEST_F(CudaGdrAgents, CallsGoOnByOtherChannelsWhileTheQueuePairsAreMadeAnew) {
   }
 }
 
+TEST_F(CudaGdrAgents, WithoutItTensorsOnGpusGoByTheCardsFromTheHostsMemory) {
+  join_by("cuda_basic,ibv,basic");
+  ASSERT_TRUE(eventually([&] { return channel_of({}) == "ibv"; })) << channel_of({});
+  for (std::uint32_t i = 0; i < 5; ++i) EXPECT_TRUE(echoes(12 * megabyte + i * 300'000, i));
+  const auto route = a->explain("b", gpu);
+  ASSERT_TRUE(route.ok());
+  EXPECT_EQ(route->channel, "cuda_basic");
+  EXPECT_THAT(route->candidates.front().reason, HasSubstr("by way of the host over ibv"));
+  const auto counters = a->counters();
+  EXPECT_GT(counters.bytes_sent.at("cuda_basic over ibv"), 60 * megabyte);
+  EXPECT_GT(counters.bytes_received.at("cuda_basic over ibv"), 60 * megabyte);
+  EXPECT_FALSE(counters.bytes_sent.contains("cuda_basic")) << "all chunks";
+}
+
+TEST_F(CudaGdrAgents, TensorsFromTheHostsMemoryArriveAlthoughTheQueuePairsFail) {
+  const auto cards = emulated_verbs::controls();
+  if (cards.fail_queue_pairs == nullptr) GTEST_SKIP() << "the cards are not emulated";
+  join_by("cuda_basic,ibv,basic");
+  for (std::uint32_t round = 0; round < 3; ++round) {
+    ASSERT_TRUE(eventually([&] { return channel_of({}) == "ibv"; }));
+    EXPECT_GT(cards.fail_queue_pairs(4096), 0U);
+    for (std::uint32_t i = 0; i < 5; ++i) EXPECT_TRUE(echoes(9 * megabyte, i));
+  }
+}
+
 TEST_F(CudaGdrAgents, TheChoiceOfChannelsRemovesIt) {
   join_by("-cuda_gdr,-cuda_ipc,-cuda_xth");
   ASSERT_TRUE(eventually([&] { return channel_of(gpu) == "cuda_basic"; })) << channel_of(gpu);

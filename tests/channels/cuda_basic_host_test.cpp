@@ -7,32 +7,15 @@
 #include <limits>
 #include <thread>
 
-#include "channels/cuda_basic/cuda_basic_channel.h"
 #include "channels/cuda_basic/later_tickets.h"
 #include "channels/cuda_basic/messages.h"
 #include "channels/cuda_basic/ring.h"
 #include "channels/cuda_basic/transfer.h"
+#include "tests/channels/host_driver.h"
 #include "tests/conformance/channel_suite.h"
 
 namespace tensorferry::conformance {
 namespace {
-
-/// The driver of `cuda_basic`, except that it also reaches between two CPUs. The real one refuses such a pair, because
-/// other channels carry it better.
-class HostDriver final : public Driver {
- public:
-  [[nodiscard]] std::string_view name() const override { return driver_.name(); }
-  std::variant<Bytes, Refusal> descriptor(Device device) override { return driver_.descriptor(device); }
-  std::optional<Refusal> reaches(ByteView mine, ByteView theirs) override {
-    const auto refusal = driver_.reaches(mine, theirs);
-    return refusal && refusal->reason == "no GPU memory is at either end" ? std::nullopt : refusal;
-  }
-  [[nodiscard]] bool immediate() const override { return driver_.immediate(); }
-  std::unique_ptr<Channel> open(Wire& wire, DevicePair pair) override { return driver_.open(wire, pair); }
-
- private:
-  CudaBasicDriver driver_;
-};
 
 constexpr std::size_t megabyte = 1 << 20;
 
