@@ -1,41 +1,68 @@
-# Sets TENSORFERRY_HAS_CUDA: ON if there is a CUDA toolkit and, if torch is used, a torch built for CUDA. Only headers of
-# the toolkit are needed: without one, those serve that pip installs beside torch, with the package nvidia-cuda-crt.
+# Sets TENSORFERRY_HAS_CUDA: ON if there are headers of CUDA 12.6 or newer and, if torch is used, a torch that was built
+# for the same major version. The build needs only headers, and takes the first of these:
+#   - the folders in TENSORFERRY_CUDA_INCLUDE
+#   - those of the toolkit that CMake finds, if torch was built for its major version
+#   - those that pip installs beside torch, with the package nvidia-cuda-crt (of CUDA 12: nvidia-cuda-nvcc-cu12)
 # To build without the CUDA parts: -DTENSORFERRY_CUDA=OFF.
+set(TENSORFERRY_CUDA_INCLUDE "" CACHE STRING "Folders of the CUDA headers to build with; empty: CMake finds them")
 
-# Looks for the headers beside torch, and sets the variables of FindCUDAToolkit that this project reads.
-macro(tensorferry_find_cuda_beside_torch)
-  cmake_path(APPEND torch_root ../nvidia/cu13/include OUTPUT_VARIABLE cuda_beside_torch)
-  cmake_path(NORMAL_PATH cuda_beside_torch)
-  if(EXISTS "${cuda_beside_torch}/cuda.h" AND EXISTS "${cuda_beside_torch}/crt/host_defines.h")
-    file(STRINGS "${cuda_beside_torch}/cuda.h" cuda_version REGEX "^#define CUDA_VERSION [0-9]+") # 13020 is 13.2
+# Sets the variables of FindCUDAToolkit that this project reads, if the folders have the headers.
+macro(tensorferry_take_cuda_headers)
+  find_file(cuda_header cuda.h PATHS ${ARGV} NO_DEFAULT_PATH NO_CACHE)
+  find_file(cuda_crt crt/host_defines.h PATHS ${ARGV} NO_DEFAULT_PATH NO_CACHE) # torch's headers include it
+  if(cuda_header AND (cuda_crt OR NOT TENSORFERRY_TORCH))
+    file(STRINGS "${cuda_header}" cuda_version REGEX "^#define CUDA_VERSION [0-9]+") # 13020 is 13.2
     string(REGEX REPLACE ".* ([0-9][0-9])0?([0-9]+)0$" "\\1.\\2" CUDAToolkit_VERSION "${cuda_version}")
-    set(CUDAToolkit_VERSION_MAJOR 13)
-    set(CUDAToolkit_INCLUDE_DIRS "${cuda_beside_torch}")
+    string(REGEX MATCH "^[0-9]+" CUDAToolkit_VERSION_MAJOR "${CUDAToolkit_VERSION}")
+    set(CUDAToolkit_INCLUDE_DIRS ${ARGV})
     set(CUDAToolkit_FOUND TRUE)
   endif()
 endmacro()
 
-set(TENSORFERRY_HAS_CUDA OFF)
-if(NOT TENSORFERRY_CUDA STREQUAL OFF)
-  find_package(CUDAToolkit 13 QUIET)
-  if(NOT CUDAToolkit_FOUND AND TENSORFERRY_TORCH AND TENSORFERRY_TORCH_CUDA)
-    tensorferry_find_cuda_beside_torch()
+# Looks for headers that this torch can be built with, and sets cuda_reason if there are none.
+macro(tensorferry_find_cuda_headers)
+  set(cuda_pip "")
+  if(TENSORFERRY_TORCH)
+    string(REGEX MATCH "^[0-9]+" torch_cuda_major "${TENSORFERRY_TORCH_CUDA}")
+    cmake_path(SET nvidia_root NORMALIZE "${torch_root}/../nvidia")
+    set(cuda_beside_torch "${nvidia_root}/cu${torch_cuda_major}/include")
+    set(cuda_pip ": pip install nvidia-cuda-crt")
+    if(torch_cuda_major EQUAL 12)
+      set(cuda_beside_torch "${nvidia_root}/cuda_runtime/include" "${nvidia_root}/cuda_nvcc/include")
+      set(cuda_pip ": pip install nvidia-cuda-nvcc-cu12==${TENSORFERRY_TORCH_CUDA}.*")
+    endif()
   endif()
-  if(NOT CUDAToolkit_FOUND)
-    set(cuda_reason "no CUDA toolkit >= 13 found; with a CUDA torch, its headers do: pip install nvidia-cuda-crt")
-  elseif(TENSORFERRY_TORCH AND NOT TENSORFERRY_TORCH_CUDA)
-    set(cuda_reason "torch ${TENSORFERRY_TORCH_VERSION} was built without CUDA")
+  if(TENSORFERRY_CUDA_INCLUDE)
+    tensorferry_take_cuda_headers(${TENSORFERRY_CUDA_INCLUDE})
   else()
-    set(TENSORFERRY_HAS_CUDA ON)
+    find_package(CUDAToolkit 12.6 QUIET)
+    if(TENSORFERRY_TORCH AND NOT (CUDAToolkit_FOUND AND CUDAToolkit_VERSION_MAJOR EQUAL torch_cuda_major))
+      tensorferry_take_cuda_headers(${cuda_beside_torch})
+    endif()
   endif()
-  if(TENSORFERRY_CUDA STREQUAL ON AND NOT TENSORFERRY_HAS_CUDA)
-    message(FATAL_ERROR "TENSORFERRY_CUDA=ON, but ${cuda_reason}")
+  if(NOT CUDAToolkit_FOUND OR CUDAToolkit_VERSION VERSION_LESS 12.6)
+    set(cuda_reason "no CUDA headers of 12.6 or newer found (cuda.h; with torch, crt/host_defines.h)${cuda_pip}")
+  elseif(TENSORFERRY_TORCH AND NOT CUDAToolkit_VERSION_MAJOR EQUAL torch_cuda_major)
+    string(CONCAT cuda_reason "the CUDA headers found are of ${CUDAToolkit_VERSION}, and torch "
+      "${TENSORFERRY_TORCH_VERSION} was built for ${TENSORFERRY_TORCH_CUDA}${cuda_pip}, or pass -DCUDAToolkit_ROOT= "
+      "a toolkit of CUDA ${torch_cuda_major}")
   endif()
-else()
+endmacro()
+
+set(TENSORFERRY_HAS_CUDA OFF)
+set(cuda_reason "")
+if(TENSORFERRY_CUDA STREQUAL OFF)
   set(cuda_reason "TENSORFERRY_CUDA=OFF")
+elseif(TENSORFERRY_TORCH AND NOT TENSORFERRY_TORCH_CUDA)
+  set(cuda_reason "torch ${TENSORFERRY_TORCH_VERSION} was built without CUDA")
+else()
+  tensorferry_find_cuda_headers()
 endif()
-if(TENSORFERRY_HAS_CUDA)
+if(NOT cuda_reason)
+  set(TENSORFERRY_HAS_CUDA ON)
   message(STATUS "CUDA parts: on (${CUDAToolkit_VERSION}, ${CUDAToolkit_INCLUDE_DIRS})")
+elseif(TENSORFERRY_CUDA STREQUAL ON)
+  message(FATAL_ERROR "TENSORFERRY_CUDA=ON, but ${cuda_reason}")
 else()
   message(STATUS "CUDA parts: off (${cuda_reason})")
 endif()
@@ -43,8 +70,9 @@ endif()
 # tensorferry::torch_cuda: torch's C++ library for GPUs (its allocator and streams), and the CUDA runtime library that
 # torch was built with. The runtime is the one installed beside torch, because the toolkit's may be too old for torch.
 if(TENSORFERRY_HAS_CUDA AND TENSORFERRY_TORCH)
-  find_file(TENSORFERRY_CUDART libcudart.so.13
-    PATHS "${torch_root}/../nvidia/cu13/lib" "${torch_root}/lib" "${CUDAToolkit_LIBRARY_DIR}" NO_DEFAULT_PATH REQUIRED)
+  find_file(TENSORFERRY_CUDART libcudart.so.${torch_cuda_major} NO_DEFAULT_PATH REQUIRED
+    PATHS "${nvidia_root}/cu${torch_cuda_major}/lib" "${nvidia_root}/cuda_runtime/lib" "${torch_root}/lib"
+          "${CUDAToolkit_LIBRARY_DIR}")
   add_library(tensorferry::lib_cudart SHARED IMPORTED)
   set_target_properties(tensorferry::lib_cudart PROPERTIES IMPORTED_LOCATION "${TENSORFERRY_CUDART}")
   add_library(tensorferry::lib_c10_cuda SHARED IMPORTED)
