@@ -71,7 +71,7 @@ def gather() -> GpuFacts:
         driver_error=error,
         gpus=tuple(_gpu(driver, index) for index in range(count)),
         without_peer_access=tuple(pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)),
-        nvrtc_error=_nvrtc_error() if count else "",
+        nvrtc_error=_nvrtc_error(version) if count else "",
     )
 
 
@@ -108,10 +108,16 @@ def _gpu(driver: ctypes.CDLL | None, index: int) -> Gpu:
     )
 
 
-def _nvrtc_error() -> str:
-    """Returns why NVRTC cannot be loaded, from where the library looks: the loader's folders, and those of wheels."""
+def _nvrtc_error(driver_cuda: str) -> str:
+    """Returns why NVRTC cannot be loaded, from where the library looks: the loader's folders, and those of wheels.
+
+    It looks for the NVRTC of torch's CUDA first, and for none that is newer than the driver.
+    """
     folder = os.path.dirname(os.path.dirname(torch.__file__))
-    names = [f"libnvrtc.so.{major}" for major in (13, 12)]
+    own = int((torch.version.cuda or "0").split(".")[0])
+    newest = int((driver_cuda or "13").split(".")[0])
+    versions = sorted((each for each in (13, 12) if each <= newest), key=lambda each: each != own)
+    names = [f"libnvrtc.so.{version}" for version in versions]
     places = [
         "/usr/local/cuda/lib64",
         f"{folder}/torch/lib",
@@ -126,4 +132,4 @@ def _nvrtc_error() -> str:
             errors.append(str(error))
         else:
             return ""
-    return errors[0]
+    return errors[0] if errors else f"the driver supports CUDA {driver_cuda} at most"

@@ -3,12 +3,15 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <set>
 #include <span>
 
 #include "base/symbols.h"
 #include "base/text.h"
+#include "channels/cuda/api.h"
 #include "rpc/collectives/cuda/kernel_source.h"
 
 namespace tensorferry::collectives::cuda {
@@ -110,27 +113,33 @@ struct Nvrtc {
   int (*get_program_log)(Program, char*) = nullptr;
 };
 
-constexpr std::array sonames{"libnvrtc.so.13", "libnvrtc.so.12"};
+/// What this process has loaded of CUDA.
+struct LoadedCuda {
+  int runtime = 0;  // the major version of the runtime library; 0: none
+  // In which wheels have NVRTC: beside the runtime, or in the package of its own that CUDA 12 has.
+  std::set<std::string> folders{"/usr/local/cuda/lib64"};
+};
 
-/// Returns the folders in which wheels have NVRTC, as seen from the libraries that this process has loaded: beside
-/// CUDA's runtime, or in the package of its own that CUDA 12 has.
-std::set<std::string> folders() {
-  std::set<std::string> out{"/usr/local/cuda/lib64"};
+LoadedCuda loaded_cuda() {
+  LoadedCuda out;
   ::dl_iterate_phdr(
       [](::dl_phdr_info* library, std::size_t, void* to) {
+        constexpr std::string_view runtime = "libcudart.so.";
         const std::string_view path(library->dlpi_name);
-        auto& found = *static_cast<std::set<std::string>*>(to);
+        auto& found = *static_cast<LoadedCuda*>(to);
         const auto slash = path.rfind('/');
         if (slash == std::string_view::npos) return 0;
         const std::string folder(path.substr(0, slash));
         const auto file = path.substr(slash + 1);
-        if (file.starts_with("libcudart.so")) {
-          found.insert(folder);
-          found.insert(folder + "/../../cuda_nvrtc/lib");
+        if (file.starts_with(runtime)) {
+          const auto version = file.substr(runtime.size());
+          std::from_chars(version.data(), version.data() + version.size(), found.runtime);
+          found.folders.insert(folder);
+          found.folders.insert(folder + "/../../cuda_nvrtc/lib");
         } else if (file.starts_with("libtorch") || file.starts_with("libc10")) {
-          found.insert(folder);
-          found.insert(folder + "/../../nvidia/cu13/lib");
-          found.insert(folder + "/../../nvidia/cuda_nvrtc/lib");
+          found.folders.insert(folder);
+          found.folders.insert(folder + "/../../nvidia/cu13/lib");
+          found.folders.insert(folder + "/../../nvidia/cuda_nvrtc/lib");
         }
         return 0;
       },
@@ -138,12 +147,19 @@ std::set<std::string> folders() {
   return out;
 }
 
-void* open_library() {
-  for (const auto* name : sonames) {
-    if (auto* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
-  }
-  for (const auto& folder : folders()) {
-    for (const auto* name : sonames) {
+/// Returns the major version of CUDA that the driver supports; 0 without a driver.
+int driver_version() {
+  decltype(&::cuDriverGetVersion) get = nullptr;
+  tensorferry::cuda::driver_functions(12000).optional(get, "cuDriverGetVersion");
+  int version = 0;
+  return get != nullptr && get(&version) == CUDA_SUCCESS ? version / 1000 : 0;
+}
+
+void* open_library(const LoadedCuda& cuda, const std::vector<int>& versions) {
+  for (const auto version : versions) {
+    const auto name = formatted("libnvrtc.so.{}", version);
+    if (auto* library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
+    for (const auto& folder : cuda.folders) {
       if (auto* library = ::dlopen((folder + "/" + name).c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
     }
   }
@@ -157,11 +173,15 @@ struct LoadedCompiler {
 
 LoadedCompiler load() {
   LoadedCompiler out;
-  auto* const library = open_library();  // stays open until the process ends
+  const auto cuda = loaded_cuda();
+  const auto versions = nvrtc_versions(cuda.runtime, driver_version());
+  auto* const library = open_library(cuda, versions);  // stays open until the process ends
   if (library == nullptr) {
-    out.missing =
-        "there is no NVRTC to compile kernels with (libnvrtc.so.13 or .12): install nvidia-cuda-nvrtc, or put its "
-        "folder in LD_LIBRARY_PATH";
+    const auto best = versions.empty() ? 12 : versions.front();
+    out.missing = formatted(
+        "there is no NVRTC to compile kernels with (libnvrtc.so.{}): install nvidia-cuda-nvrtc{}, or put its folder in "
+        "LD_LIBRARY_PATH",
+        best, best == 12 ? "-cu12" : "");
     return out;
   }
   Symbols find("NVRTC", library);
@@ -339,6 +359,17 @@ KernelTypes kernel_types(DType dtype, Reduction reduction) noexcept {
     default:
       return {};
   }
+}
+
+std::vector<int> nvrtc_versions(int runtime, int driver) {
+  std::vector<int> out;
+  for (const auto version : {runtime, 13, 12}) {
+    const bool is_known = version == 13 || version == 12;
+    if (is_known && (driver == 0 || version <= driver) && std::ranges::find(out, version) == out.end()) {
+      out.push_back(version);
+    }
+  }
+  return out;
 }
 
 Result<std::vector<char>> compile_kernels(KernelProgram program, const KernelTypes& types, int capability,

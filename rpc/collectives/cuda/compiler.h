@@ -28,6 +28,11 @@ enum class KernelProgram : std::uint8_t {
   flags,   // flag_kernels.h: "tensorferry_one_shot", "_two_shot", "_exchange", "_reduce_pieces", for GPUs from 7.0 on
 };
 
+/// Returns the major versions of NVRTC to look for, the best first. `runtime` is the major version of the CUDA runtime
+/// that this process has loaded, torch's (0: none); its NVRTC is the best. `driver` is the newest one that the driver
+/// supports (0: unknown); newer ones are left out, because the driver does not load their images.
+std::vector<int> nvrtc_versions(int runtime, int driver);
+
 /// Compiles a program for GPUs of that compute capability (90: 9.0) and that many ranks, and returns the image that
 /// the driver loads. `kernel` is the name of the one that is wanted; empty: all of them. One kernel takes about 0.2 s.
 /// ChannelUnavailable: there is no NVRTC, or it does not know the GPU; the text says which. Thread-safe.

@@ -16,7 +16,9 @@ namespace {
 using collectives::cuda::compile_kernels;
 using collectives::cuda::kernel_types;
 using collectives::cuda::KernelProgram;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 /// Calls `body` with each number of a dtype and each reduction.
 void for_all(const std::function<void(DType, Reduction)>& body) {
@@ -32,6 +34,17 @@ TEST(GpuKernels, AreDefinedForTheSameReductionsAsThoseOfTheHost) {
     EXPECT_EQ(kernel_types(dtype, reduction).element.empty(), collectives::kernel_of(dtype, reduction) == nullptr)
         << "dtype " << static_cast<int>(dtype) << ", reduction " << static_cast<int>(reduction);
   });
+}
+
+TEST(GpuKernels, AreCompiledByTheNvrtcOfTorchAndByNoneThatIsNewerThanTheDriver) {
+  using collectives::cuda::nvrtc_versions;
+  EXPECT_THAT(nvrtc_versions(0, 0), ElementsAre(13, 12));
+  EXPECT_THAT(nvrtc_versions(12, 13), ElementsAre(12, 13));
+  EXPECT_THAT(nvrtc_versions(13, 14), ElementsAre(13, 12));
+  EXPECT_THAT(nvrtc_versions(12, 12), ElementsAre(12));
+  EXPECT_THAT(nvrtc_versions(0, 12), ElementsAre(12));
+  EXPECT_THAT(nvrtc_versions(14, 14), ElementsAre(13, 12));
+  EXPECT_THAT(nvrtc_versions(0, 11), IsEmpty());
 }
 
 /// Returns why nothing is compiled here; empty: it is. NVRTC needs no GPU.
