@@ -4,7 +4,7 @@ torch does not promise a stable C++ ABI between minor versions. A module that is
 another fails without a clear error, from missing symbols to corrupted memory. So the package checks the version first.
 """
 
-from ._build_info import TORCH_VERSION, VERSION
+from ._build_info import CUDA, TORCH_CUDA, TORCH_VERSION, VERSION
 
 
 def _minor(version: str) -> list[str]:
@@ -14,8 +14,9 @@ def _minor(version: str) -> list[str]:
 def check() -> None:
     """Imports torch, so that its libraries are loaded before ours.
 
-    Raises ImportError if torch is missing, or if its minor version is not the one that this build was made with. In the
-    latter case, the text gives the command that rebuilds the package.
+    Raises ImportError if torch is missing, or if its minor version is not the one that this build was made with. The
+    same goes for the major version of CUDA of a build with parts for GPUs. In the latter cases, the text gives the
+    command that rebuilds the package.
     """
     remedy = "To rebuild it, in its source tree: pip install --no-build-isolation --no-deps --force-reinstall ."
     try:
@@ -26,4 +27,9 @@ def check() -> None:
         raise ImportError(
             f"tensorferry {VERSION} was built with torch {TORCH_VERSION}, "
             f"and this is torch {torch.__version__}. {remedy}"
+        )
+    cuda = str(torch.version.cuda or "none")
+    if CUDA and cuda.split(".")[0] != TORCH_CUDA.split(".")[0]:
+        raise ImportError(
+            f"tensorferry {VERSION} was built with a torch for CUDA {TORCH_CUDA}, and this is one for {cuda}. {remedy}"
         )

@@ -29,6 +29,24 @@ def test_another_minor_version_is_refused_by_one_line_that_names_both_and_the_re
     assert "pip install --no-build-isolation" in said
 
 
+@pytest.mark.parametrize(("built_for", "other"), [("13.2", "12.8"), ("12.8", "13.0"), ("13.2", None)])
+def test_a_torch_for_another_major_version_of_cuda_is_refused(monkeypatch, built_for, other):
+    monkeypatch.setattr(_torch_check, "CUDA", True)
+    monkeypatch.setattr(_torch_check, "TORCH_CUDA", built_for)
+    monkeypatch.setattr(torch.version, "cuda", other)
+    with pytest.raises(
+        ImportError, match=f"for CUDA {built_for}, and this is one for {str(other).lower()}.*pip install"
+    ):
+        _torch_check.check()
+
+
+def test_a_torch_for_a_newer_minor_version_of_cuda_is_accepted(monkeypatch):
+    monkeypatch.setattr(_torch_check, "CUDA", True)
+    monkeypatch.setattr(_torch_check, "TORCH_CUDA", "13.0")
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    _torch_check.check()
+
+
 def test_a_torch_without_transports_is_named_by_the_import_of_ours(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.distributed._transport", None)
     monkeypatch.delitem(sys.modules, "tensorferry.transport", raising=False)
