@@ -110,7 +110,7 @@ class _Copies:
     """cudaMemcpyPeerAsync itself: torch's copy_ adds events at both ends."""
 
     def __init__(self, size: int, here: int, there: int) -> None:
-        self._runtime = ctypes.CDLL("libcudart.so.13")  # torch has loaded it
+        self._runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")  # torch has loaded it
         self.source = _filled(size, here)
         self.targets = [torch.empty(size // 4, device=there) for _ in range(IN_FLIGHT if size < 1 << 30 else 1)]
         self.streams = [torch.cuda.Stream(here) for _ in self.targets]  # type: ignore[no-untyped-call]
