@@ -2,6 +2,7 @@
 // user. What holds against it is the kernel's word. Each test becomes another user in a child, and needs root for that.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -36,9 +37,10 @@ int as_stranger(Life life) {
 }
 
 /// Accepts one connection as the user `stranger`, and performs the handshake without a key. 0: it failed; 1: it did
-/// not.
-int accept_as_stranger(const TcpListener& listener, const std::string& purpose) {
+/// not. Adds one to the eventfd `begun` when the child runs.
+int accept_as_stranger(const TcpListener& listener, const std::string& purpose, int begun = -1) {
   return as_stranger([&] {
+    if (begun >= 0 && ::eventfd_write(begun, 1) != 0) return 2;
     if (!wait_for_socket(listener.socket.get(), POLLIN, deadline_after(long_enough)).ok()) return 2;
     const FileDescriptor socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
     const Terms terms{.demands_proof = false, .purpose = purpose};
@@ -129,12 +131,15 @@ TEST_F(OtherUsers, WriteNothingToAStoreWithoutAKeyByClosingAtOnce) {
 TEST_F(OtherUsers, ThatServeTheStoreAtTheMeetingPointAreNotUsed) {
   const auto listener = listen_tcp("127.0.0.1", {});
   ASSERT_TRUE(listener.ok());
+  const FileDescriptor forked(::eventfd(0, EFD_CLOEXEC));  // the child exists: it began without a lock of the client
   std::thread client([&] {
+    std::uint64_t once = 0;
+    EXPECT_EQ(::read(forked.get(), &once, sizeof once), static_cast<ssize_t>(sizeof once));
     const auto found = connect_tcp_store("127.0.0.1", listener->port, "", long_enough);
     EXPECT_EQ(found.status().code(), Code::unauthenticated);
     EXPECT_THAT(found.status().text(), HasSubstr("a process of uid 12345 is at the other end"));
   });
-  EXPECT_EQ(accept_as_stranger(*listener, "store"), 0);
+  EXPECT_EQ(accept_as_stranger(*listener, "store", forked.get()), 0);
   client.join();
 }
 
