@@ -107,9 +107,8 @@ void RawAgent::Impl::look_after() {
   engine->look_after();
   const auto interval =
       std::clamp<Milliseconds>(engine->options.heartbeat / 2, Milliseconds(10), std::chrono::seconds(1));
-  const bool set = out_of_memory::with_reserve([&] {
-    every_second_->call_at(engine->clock.now() + interval, [this] { look_after(); });
-  });
+  const bool set = out_of_memory::with_reserve(
+      [&] { every_second_->call_at(engine->clock.now() + interval, [this] { look_after(); }); });
   if (!set) log_warning("out of memory: this agent sends no more heartbeats");
 }
 
@@ -341,9 +340,10 @@ Buffer RawAgent::allocate(std::size_t bytes) {
   return impl_->engine->memory.of(DeviceType::cpu).allocate(bytes, Device());
 }
 
-Counters RawAgent::counters() const {
-  const auto& counted = impl_->engine->counters;
-  const auto& drivers = impl_->engine->drivers;
+/// Returns what was counted, with the bytes that one channel carried for another as those of the other one.
+static Counters counters_of(const Engine& engine) {
+  const auto& counted = engine.counters;
+  const auto& drivers = engine.drivers;
   Counters counters;
   counters.calls_sent = counted.calls_sent;
   counters.calls_served = counted.calls_served;
@@ -356,6 +356,12 @@ Counters RawAgent::counters() const {
   };
   for (std::size_t i = 0; i < drivers.size(); ++i) add(std::string(drivers[i].name()), i);
   add("inline", AgentCounters::inside_frames);
+  counters.pinned_bytes = tensorferry::pinned_bytes().load();
+  return counters;
+}
+
+Counters RawAgent::counters() const {
+  auto counters = counters_of(*impl_->engine);
   const auto split = [](auto& bytes, const std::string& channel, const std::string& carrier, std::uint64_t carried) {
     const auto whole = bytes.find(channel);
     const auto part = whole == bytes.end() ? 0 : std::min(whole->second, carried);
@@ -364,15 +370,15 @@ Counters RawAgent::counters() const {
     if (whole->second == 0) bytes.erase(whole);
     bytes[channel + " over " + carrier] = part;
   };
-  for (const auto& [names, count] : counted.carried.all()) {
+  for (const auto& [names, count] : impl_->engine->counters.carried.all()) {
     split(counters.bytes_sent, names.first, names.second, count.sent);
     split(counters.bytes_received, names.first, names.second, count.received);
   }
-  counters.pinned_bytes = tensorferry::pinned_bytes().load();
   return counters;
 }
 
-AgentMetrics RawAgent::metrics() const { return metrics_of(*impl_->engine, counters()); }
+/// With whole channels: a chunk is counted after its buffer, and the part that is not carried could fall.
+AgentMetrics RawAgent::metrics() const { return metrics_of(*impl_->engine, counters_of(*impl_->engine)); }
 void RawAgent::time_calls(bool timed) { impl_->engine->counters.timed = timed; }
 void RawAgent::note(FlightSubject subject, std::string_view name, std::string_view text) {
   impl_->engine->counters.flight.note(subject, name, text);

@@ -161,9 +161,7 @@ FileDescriptor unix_peer_process(int fd) noexcept {
   return pid != 0 ? FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))) : FileDescriptor();
 }
 
-bool key_needed(std::optional<uid_t> peer, uid_t mine) {
-  return !peer || *peer != mine || *peer == overflow_uid();
-}
+bool key_needed(std::optional<uid_t> peer, uid_t mine) { return !peer || *peer != mine || *peer == overflow_uid(); }
 
 Status check_same_user(int fd) {
   auto uid = unix_peer_uid(fd);

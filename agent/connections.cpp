@@ -8,6 +8,7 @@
 #include "agent/engine.h"
 #include "agent/link.h"
 #include "agent/transport/long_slice.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
 #include "channels/completion.h"
 
@@ -141,7 +142,7 @@ void Connections::send_call(const std::shared_ptr<Call::State>& call, Message me
   unsent_.calls.push_back({call, std::move(message)});
   const bool begin = begin_dialling(ConnectionRole::calls);
   lock.unlock();
-  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
+  if (begin) start_dial(Purpose::calls);
 }
 
 /// Sends the call, or fails it if too many bytes wait for the socket. Only messages without buffers can be so many,
@@ -195,7 +196,13 @@ void Connections::write_controls() {
   const bool begin = !stream && !unsent_.controls.empty() && !closed() && begin_dialling(ConnectionRole::calls);
   lock.unlock();
   if (begin) {  // by way of the pool, because a dial that the agent refuses ends the link
-    link_.engine().pool->submit_long([link = link_.shared_from_this()] { link->engine().dial(link, Purpose::calls); });
+    try {
+      link_.engine().pool->submit_long(
+          [link = link_.shared_from_this()] { link->connections().start_dial(Purpose::calls); });
+    } catch (const std::bad_alloc&) {
+      begin_no_dial(ConnectionRole::calls);
+      throw;
+    }
   }
   if (!stream) return;
   std::vector<FrameStream::Written> written;
@@ -210,7 +217,13 @@ Connections::FrameFirst::FrameFirst(Connections& connections)
 
 Connections::FrameFirst::~FrameFirst() {
   innermost = outer_;
-  if (held_ != 0) connections_.write_waiting_bulk(held_);
+  if (held_ == 0) return;
+  try {
+    connections_.write_waiting_bulk(held_);
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    connections_.link_.close_after_peer(out_of_memory::status());
+  }
 }
 
 void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
@@ -268,7 +281,7 @@ void Connections::get_bulk() {
     const std::lock_guard lock(mutex_);
     if (!dialled_) asked = calls_;
   }
-  if (!asked) return link_.engine().dial(link_.shared_from_this(), Purpose::bulk);
+  if (!asked) return start_dial(Purpose::bulk);
   wire::Header header;
   header.kind = wire::Kind::want_bulk;
   transmit(asked, wire::assemble(header, {}, {}, {}), {}, true);

@@ -220,6 +220,8 @@ class Connections final {
   [[nodiscard]] const Slot& slot(ConnectionRole role) const { return slots_[static_cast<std::size_t>(role)]; }
   [[nodiscard]] const std::vector<Stream>& bulk(ConnectionRole role) const;
   bool begin_dialling(ConnectionRole role);
+  void start_dial(wire::Hello::Purpose purpose);
+  void begin_no_dial(ConnectionRole role);
   bool begin_another(ConnectionRole role);
   void send_within_bound(const Stream& stream, const std::shared_ptr<Call::State>& call, Message message);
   bool begin_another_bulk_dial();

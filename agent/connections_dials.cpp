@@ -19,7 +19,25 @@ void Connections::dial() {
     const std::lock_guard lock(mutex_);
     if (closed() || !begin_dialling(ConnectionRole::calls)) return;
   }
-  link_.engine().dial(link_.shared_from_this(), Purpose::calls);
+  start_dial(Purpose::calls);
+}
+
+/// Begins a dial that begin_dialling() has allowed. If there is no memory for it, another one may begin.
+void Connections::start_dial(Purpose purpose) {
+  try {
+    link_.engine().dial(link_.shared_from_this(), purpose);
+  } catch (const std::bad_alloc&) {
+    begin_no_dial(dialled_role(purpose));
+    throw;
+  }
+}
+
+/// Undoes begin_dialling() or begin_another().
+void Connections::begin_no_dial(ConnectionRole role) {
+  const std::lock_guard lock(mutex_);
+  auto& slot = this->slot(role);
+  if (slot.state == State::dialling) slot.state = is_bulk(role) && !bulk(role).empty() ? State::up : State::absent;
+  slot.once = false;
 }
 
 bool Connections::keep_dialling(Purpose purpose) {
@@ -63,7 +81,7 @@ Status Connections::on_want_bulk() {
     const bool another = bulk_.in.size() < BulkStreams::most && begin_another(ConnectionRole::bulk_in);
     if (!another && !begin_dialling(ConnectionRole::bulk_in)) return {};
   }
-  link_.engine().dial(link_.shared_from_this(), Purpose::bulk_back);
+  start_dial(Purpose::bulk_back);
   return {};
 }
 
@@ -74,7 +92,7 @@ void Connections::dial_again_for_peer() {
     if (!slot.again || bulk_.in.size() >= BulkStreams::most || !begin_another(ConnectionRole::bulk_in)) return;
     slot.again = false;
   }
-  link_.engine().dial(link_.shared_from_this(), Purpose::bulk_back);
+  start_dial(Purpose::bulk_back);
 }
 
 bool Connections::awaits(Purpose purpose) const {
@@ -122,7 +140,7 @@ Status Connections::connect(Clock::time_point until, const std::function<bool()>
     ++connecting_;
     begin = !closed() && begin_dialling(ConnectionRole::calls);
   }
-  if (begin) link_.engine().dial(link_.shared_from_this(), Purpose::calls);
+  if (begin) start_dial(Purpose::calls);
   const auto& clock = link_.engine().clock;
   std::unique_lock lock(mutex_);
   for (;;) {

@@ -309,16 +309,17 @@ void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
   // a pool thread drops it, if there is memory to tell one.
   const bool begun = !leaving && reactor->post([engine = shared_from_this(), link, purpose] {
     const auto end = [engine](std::shared_ptr<Link> ended, bool failed) {
-      auto job = [link = std::move(ended), failed] {
-        if (failed && link) link->close(out_of_memory::status());
+      const auto job = [&ended, failed] {
+        return [link = ended, failed] {
+          if (failed) link->close(out_of_memory::status());
+        };
       };
-      if (!out_of_memory::with_reserve([&] { engine->pool->submit(std::move(job)); })) job();
+      if (!out_of_memory::with_reserve([&] { engine->pool->submit(job()); })) job()();
     };
     try {
-      asio::co_spawn(engine->reactor->context(), dial_until_attached(engine, link, purpose),
-                     [end, held = link](const std::exception_ptr& failure) mutable {
-                       end(std::move(held), failure != nullptr);
-                     });
+      asio::co_spawn(
+          engine->reactor->context(), dial_until_attached(engine, link, purpose),
+          [end, held = link](const std::exception_ptr& failure) mutable { end(std::move(held), failure != nullptr); });
     } catch (const std::bad_alloc&) {
       out_of_memory::release_reserve();
       end(link, true);

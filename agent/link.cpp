@@ -206,10 +206,13 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
                                       leaving_ ? "it left the job" : std::string(status.what()))};
     });
   }
-  Connections::Remains remains;
+  std::optional<Connections::Remains> remains;
   bool ended = false;
-  if (!out_of_memory::with_reserve([&] { ended = connections_.end(why, unless_awaited, remains); }))
-    throw std::bad_alloc();
+  const bool looked = out_of_memory::with_reserve([&] {
+    if (!remains) remains.emplace();
+    ended = connections_.end(why, unless_awaited, *remains);
+  });
+  if (!looked) throw std::bad_alloc();
   if (!ended) return closed();
   if (leaving_) loss = Loss::peer;
   // A link that never connected is not logged: its calls report the error.
@@ -220,7 +223,7 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
       log_warning(formatted("peer={}{} connection lost: {}", peer().name, shown_rank(peer().rank), status.text()));
     });
   }
-  wind_up(remains, why, loss);
+  wind_up(*remains, why, loss);
   out_of_memory::with_reserve([&] { note("ended: " + (leaving_ ? "it left the job" : std::string(status.what()))); });
   // Last the session, which may make its next link.
   if (const auto self = weak_from_this().lock())

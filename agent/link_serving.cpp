@@ -71,7 +71,8 @@ void Reply::send(Message message) {
     record_answer(*state->link, *state->incoming);
     if (late) state->link->answered_late(*state->incoming);
     if (late)
-      state->link->refuse(state->route, {expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late"});
+      state->link->refuse(state->route,
+                          {expired ? Code::deadline_exceeded : Code::cancelled, "the reply was too late"});
     else
       state->link->answer(state->route, std::move(message));
   });

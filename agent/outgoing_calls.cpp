@@ -224,8 +224,9 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
         });
   } catch (const std::bad_alloc&) {
     out_of_memory::release_reserve();
-    link_.close(out_of_memory::status());  // its channels then write no more to the caller's own memory
-    if (pending_.remove(call->id)) finish(call, out_of_memory::status());
+    link_.close(out_of_memory::status());
+    // Into the caller's own memory a channel may write still: such a call ends when its landing does.
+    if (!call->lands_at_callers() && pending_.remove(call->id)) finish(call, out_of_memory::status());
   }
   return {};
 }

@@ -106,11 +106,9 @@ bool StreamReader::read_or_sleep(Call::State& call, std::optional<Clock::time_po
       if (!reader) sleepers_.push_back(&call);
     }
     if (reader) {
-      {
-        const Taking taking(*this);
-        read_until_done(call, stream, limit, interrupted, stopped);
-      }
-      release(*stream);
+      const std::unique_ptr<FrameStream, Release> held(stream.get(), Release{this});
+      const Taking taking(*this);
+      read_until_done(call, stream, limit, interrupted, stopped);
     } else {
       slept = true;
       stopped = !call.sleep(limit) && interrupted && interrupted();

@@ -91,6 +91,11 @@ class StreamReader final {
   };
 
  private:
+  /// Gives up the right to read a stream when the owner of a pointer to it is destroyed.
+  struct Release {
+    StreamReader* reader;
+    void operator()(FrameStream* stream) const noexcept { reader->release(*stream); }
+  };
   bool read_or_sleep(Call::State& call, std::optional<Clock::time_point> until,
                      const std::function<bool()>& interrupted, bool& slept);
   void read_until_done(Call::State& call, const std::shared_ptr<FrameStream>& stream,

@@ -17,12 +17,9 @@ class WireUse final {
   /// Calls `use(wire)` and returns true. After `end` it calls nothing and returns false.
   template <class Use>
   bool with(Use&& use) {
-    users_.fetch_add(1);
-    ++nesting;
+    const User here(users_);
     const bool there = !ended_.load();
     if (there) use(wire_);
-    --nesting;
-    users_.fetch_sub(1);
     return there;
   }
   /// Returns whether this thread is inside a use of any wire.
@@ -35,6 +32,24 @@ class WireUse final {
 
  private:
   static inline thread_local int nesting = 0;
+
+  /// Counts a use while it lives, also one that throws because there is no memory.
+  class User final {
+   public:
+    explicit User(std::atomic<int>& users) : users_(users) {
+      users_.fetch_add(1);
+      ++nesting;
+    }
+    ~User() {
+      --nesting;
+      users_.fetch_sub(1);
+    }
+    User(const User&) = delete;
+    User& operator=(const User&) = delete;
+
+   private:
+    std::atomic<int>& users_;
+  };
 
   Wire& wire_;
   std::atomic<int> users_{0};

@@ -30,7 +30,8 @@ std::optional<std::byte*> BulkFlow::slot_for(Driven& due) {
   due.fail(here.status());
   if (due.begun == 0 && due.copies()) due.fail(prepare(due));
   if (!due.copies() || due.diverted) return nullptr;
-  if (waits_for_slot_) return std::nullopt;
+  const bool awaits_peer = direction_ == Direction::in && due.transfer.carried && !carried_->is_offered(queue_.next());
+  if (waits_for_slot_ || awaits_peer) return std::nullopt;
   const auto slot = Slots::of_this_process(direction_).lend(device_.index, [self = shared_from_this()] {
     {
       const std::lock_guard lock(self->mutex_);

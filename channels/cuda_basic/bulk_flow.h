@@ -14,8 +14,9 @@ namespace tensorferry::cuda_basic {
 /// Replaces RingFlow if the processes cannot share memory, or have no ring yet. The chunks go by Wire::send_bulk and
 /// Wire::receive_bulk; a chunk's number is its sequence there. Those of a transfer that is `carried` go by `carried`,
 /// in one count with the others. A GPU's chunks are copied through page-locked slots, which all links of the process
-/// share (Slots). `landed` runs when the last chunk is in the memory. If the receiver's memory is busy when the first
-/// chunk is due, the transfer takes the detour, without slots.
+/// share (Slots). A receiver takes the slot of a carried chunk when the chunk is offered: slots that waited for peers
+/// could keep those from chunks that are there. `landed` runs when the last chunk is in the memory. If the receiver's
+/// memory is busy when the first chunk is due, the transfer takes the detour, without slots.
 class BulkFlow final : public Flow, public std::enable_shared_from_this<BulkFlow> {
  public:
   BulkFlow(Direction direction, std::shared_ptr<WireUse> wire, std::shared_ptr<CarriedChunks> carried, Device device,
@@ -23,6 +24,9 @@ class BulkFlow final : public Flow, public std::enable_shared_from_this<BulkFlow
       : Flow(direction, device, std::move(broken), std::move(detour)),
         wire_(std::move(wire)),
         carried_(std::move(carried)) {}
+
+  /// The peer has offered a carried chunk, which pump() may have waited for.
+  void offered() { pump(); }
 
  private:
   static constexpr std::size_t most_in_flight = CarriedChunks::most;  // bounds what a peer's large buffers can queue

@@ -3,7 +3,6 @@
 #include <mutex>
 #include <optional>
 #include <variant>
-#include <vector>
 
 #include "base/text.h"
 #include "channels/completion.h"
@@ -136,6 +135,11 @@ void CarriedChunks::receive(std::uint64_t number, const Buffer& into, const End&
   if (!closed.ok()) received(closed);
 }
 
+bool CarriedChunks::is_offered(std::uint64_t number) const {
+  const std::lock_guard lock(mutex_);
+  return told_.contains(number);
+}
+
 Status CarriedChunks::on(ChunkOffer chunk) {
   Awaited awaited;
   {
@@ -191,17 +195,23 @@ void CarriedChunks::answer(std::uint64_t number) {
 
 void CarriedChunks::close(const Status& status) {
   std::map<std::uint64_t, Awaited> awaited;
-  std::vector<std::uint64_t> sent;
   {
     const std::lock_guard lock(mutex_);
     if (!closed_.ok()) return;
     closed_ = status;
     told_.clear();
     awaited.swap(awaited_);
-    for (const auto& [number, each] : sent_) sent.push_back(number);
   }
   for (const auto& [number, each] : awaited) each.received(status);
-  for (const auto number : sent) end_if_over(number, {});
+  // No chunk is added any more. The list of them would need memory.
+  for (auto next = next_sent(0); next; next = next_sent(*next + 1)) end_if_over(*next, {});
+}
+
+/// Returns the number of the first chunk from `least` on that was sent and is not over.
+std::optional<std::uint64_t> CarriedChunks::next_sent(std::uint64_t least) {
+  const std::lock_guard lock(mutex_);
+  const auto it = sent_.lower_bound(least);
+  return it != sent_.end() ? std::optional(it->first) : std::nullopt;
 }
 
 }  // namespace tensorferry::cuda_basic

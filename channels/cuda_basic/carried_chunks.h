@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -44,6 +45,9 @@ class CarriedChunks final : public std::enable_shared_from_this<CarriedChunks> {
   /// Receives the chunk of this number into memory of its size; null memory: drops the bytes.
   void receive(std::uint64_t number, const Buffer& into, const End& received);
 
+  /// Returns whether the peer has offered the chunk of this number, which was not received yet.
+  [[nodiscard]] bool is_offered(std::uint64_t number) const;
+
   /// Handles the peer's messages. ProtocolError: the peer names a chunk twice, or too many chunks.
   Status on(ChunkOffer chunk);
   void on(const ChunkRead& read);
@@ -53,6 +57,7 @@ class CarriedChunks final : public std::enable_shared_from_this<CarriedChunks> {
   void close(const Status& status);
 
  private:
+  [[nodiscard]] std::optional<std::uint64_t> next_sent(std::uint64_t least);
   struct Sent {
     End end;
     Channel* carrier = nullptr;  // null: as bulk data
@@ -73,7 +78,7 @@ class CarriedChunks final : public std::enable_shared_from_this<CarriedChunks> {
   void end_if_over(std::uint64_t number, const Status& status);
 
   const std::shared_ptr<WireUse> wire_;
-  Mutex mutex_;  // guards the members below
+  mutable Mutex mutex_;  // guards the members below
   Status closed_;
   std::map<std::uint64_t, Sent> sent_;
   std::map<std::uint64_t, ChunkOffer> told_;  // by the peer, whose destinations are not known yet

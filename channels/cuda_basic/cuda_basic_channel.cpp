@@ -273,7 +273,7 @@ class CudaBasicChannel final : public Channel {
 
   void on(const cuda_basic::ChunkOffer& chunk, const Descriptors&) {
     const auto status = carried_->on(chunk);
-    if (status.ok()) return;
+    if (status.ok()) return in_.bulk->offered();
     stop_receiving(status);
     carried_->close(status);
   }

@@ -55,7 +55,7 @@ TEST(FairQueues, PassPausedSendersOver) {
   EXPECT_EQ(queue.pop(), 11);
   queue.resume(&a);
   EXPECT_EQ(queue.ready(), 0U) << "paused twice";
-  EXPECT_EQ(queue.take_if([](const void*, int item) { return item == 2; }), std::vector<int>{2});
+  EXPECT_EQ(queue.take_if([](const void*, int item) { return item == 2; }), std::list<int>{2});
   queue.resume(&a);
   EXPECT_EQ(queue.ready(), 1U);
   EXPECT_EQ(queue.pop(), 1);

@@ -69,9 +69,9 @@ TEST(BulkReads, OfAnEndedLinkFail) {
   BulkReads reads;
   Destination before, after;
   EXPECT_TRUE(reads.add({1, 7}, before.read()));
-  auto left = reads.end(lost);
+  const auto left = reads.end(lost);
   ASSERT_EQ(left.size(), 1U);
-  EXPECT_EQ(left[0].destination.data, &before.byte);
+  EXPECT_EQ(left.begin()->second.destination.data, &before.byte);
   EXPECT_FALSE(reads.add({1, 8}, after.read()));
   EXPECT_EQ(after.landed, std::vector{Code::connection_lost});
   EXPECT_FALSE(reads.take({1, 7}));
@@ -111,7 +111,7 @@ TEST(IncomingControls, OfAnEndedLinkFailWhatTheyDidNotBring) {
   Pulled pulled;
   EXPECT_TRUE(controls.received(1).empty());
   controls.when_received(2, pulled.pull("a"));
-  for (const auto& pull : controls.end(lost)) pull(lost);
+  for (const auto& [after, pull] : controls.end(lost)) pull(lost);
   controls.when_received(2, pulled.pull("b"));
   controls.when_received(1, pulled.pull("c"));
   EXPECT_EQ(pulled.names, (std::vector<std::string>{"a failed", "b failed", "c"}));

@@ -72,11 +72,11 @@ TEST(UnsentMessages, GiveCallsAndKeepTheOrderOfTheOthers) {
   const auto taken =
       unsent.take_calls_if([](const Call::State& one) { return one.function == "a" || one.function == "c"; });
   ASSERT_EQ(taken.size(), 2U);
-  EXPECT_EQ(taken[0].call->function, "a");
-  EXPECT_EQ(taken[1].call->function, "c");
+  EXPECT_EQ(taken.front().call->function, "a");
+  EXPECT_EQ(taken.back().call->function, "c");
   ASSERT_EQ(unsent.calls.size(), 2U);
-  EXPECT_EQ(unsent.calls[0].call->function, "b");
-  EXPECT_EQ(unsent.calls[1].call->function, "d");
+  EXPECT_EQ(unsent.calls.front().call->function, "b");
+  EXPECT_EQ(unsent.calls.back().call->function, "d");
 }
 
 TEST(UnsentMessages, HaveThePatienceOfTheMostPatientCall) {
@@ -88,9 +88,9 @@ TEST(UnsentMessages, HaveThePatienceOfTheMostPatientCall) {
   options.wait_for_ready = true;
   options.timeout = Milliseconds(5000);
   unsent.calls.push_back(call("patient", options));
+  const auto made = unsent.calls.back().call->made;
   options.timeout = Milliseconds(1000);
   unsent.calls.push_back(call("less patient", options));
-  const auto made = unsent.calls[1].call->made;
   EXPECT_EQ(unsent.patience(made), Milliseconds(5000));
   options.timeout = Milliseconds(0);  // no deadline
   unsent.calls.push_back(call("for ever", options));

@@ -26,8 +26,10 @@ bool fails_now() noexcept {
   return true;
 }
 
+void* taken_or_null(std::size_t bytes) noexcept { return fails_now() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes); }
+
 void* taken(std::size_t bytes) {
-  auto* const memory = fails_now() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  auto* const memory = taken_or_null(bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -48,6 +50,8 @@ ScarceMemory::ScarceMemory(std::uint64_t& state, std::uint32_t one_in) noexcept 
 
 ScarceMemory::~ScarceMemory() { scarce_state = nullptr; }
 
+void ScarceMemory::begin() noexcept { spared = 0; }
+
 std::uint64_t ScarceMemory::failures() noexcept { return failed; }
 
 PlentyOfMemory::PlentyOfMemory() noexcept : state_(std::exchange(scarce_state, nullptr)) {}
@@ -58,8 +62,18 @@ PlentyOfMemory::~PlentyOfMemory() { scarce_state = state_; }
 
 void* operator new(std::size_t bytes) { return tensorferry::testing::taken(bytes); }
 void* operator new[](std::size_t bytes) { return tensorferry::testing::taken(bytes); }
-void* operator new(std::size_t bytes, std::align_val_t alignment) { return tensorferry::testing::taken(bytes, alignment); }
-void* operator new[](std::size_t bytes, std::align_val_t alignment) { return tensorferry::testing::taken(bytes, alignment); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return tensorferry::testing::taken(bytes, alignment);
+}
+void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+  return tensorferry::testing::taken(bytes, alignment);
+}
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return tensorferry::testing::taken_or_null(bytes);
+}
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
+  return tensorferry::testing::taken_or_null(bytes);
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }

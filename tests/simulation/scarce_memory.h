@@ -7,8 +7,8 @@
 
 namespace tensorferry::testing {
 
-/// While it lives, about one allocation of `one_in` fails on the calling thread. The next 64 after it succeed, as they do
-/// when the agents have given back their reserve (base/out_of_memory.h). The same `state`, the same failures.
+/// While it lives, about one allocation of `one_in` fails on the calling thread. The next 64 after it succeed, as they
+/// do when the agents have given back their reserve (base/out_of_memory.h). The same `state`, the same failures.
 class ScarceMemory final {
  public:
   ScarceMemory(std::uint64_t& state, std::uint32_t one_in) noexcept;
@@ -16,6 +16,8 @@ class ScarceMemory final {
   ScarceMemory(const ScarceMemory&) = delete;
   ScarceMemory& operator=(const ScarceMemory&) = delete;
 
+  /// Forgets what earlier ones of the thread have left: the next allocation may fail.
+  static void begin() noexcept;
   /// Returns how many allocations have failed on the calling thread.
   [[nodiscard]] static std::uint64_t failures() noexcept;
 };

@@ -35,7 +35,11 @@ void run_seeds(std::uint64_t usual, SteppedFaults faults) {
     failed_allocations += world.failed_allocations();
     for (const auto& [code, count] : world.outcomes()) outcomes[code] += count;
   }
-  std::cout << seeds.size() << " seeds, " << steps << " steps, " << failed_allocations << " failed allocations; calls by outcome:";
+  if (given == nullptr) {
+    EXPECT_EQ(failed_allocations != 0, faults.memory != 0);
+  }
+  std::cout << seeds.size() << " seeds, " << steps << " steps, " << failed_allocations
+            << " failed allocations; calls by outcome:";
   for (const auto& [code, count] : outcomes) std::cout << ' ' << Status(code, "").text() << count;
   std::cout << '\n';
 }

@@ -35,6 +35,7 @@ std::string name_of_agent(std::size_t number) { return "agent" + std::to_string(
 
 SteppedWorld::SteppedWorld(std::uint64_t seed, SteppedFaults faults)
     : faults_(faults), random_(seed), store_(std::make_shared<StepStore>()), memory_state_(seed) {
+  ScarceMemory::begin();
   const auto count = 2 + below(2);
   agents_.resize(count);
   for (std::size_t i = 0; i < count; ++i) make_agent(i);
@@ -281,6 +282,7 @@ std::vector<std::string> SteppedWorld::run() {
     if (below(40) == 0) advance_to_what_is_due();
   }
   settle();
+  if (faults_.memory != 0) check_that_all_works_again();
   check_calls();
   check_links();
   leave();
@@ -331,6 +333,7 @@ bool SteppedWorld::is_allowed(const Made& call) const {
     case Code::cancelled:
       return call.kind == Kind::cancelled;
     case Code::resource_exhausted:
+    case Code::internal:  // its handler could not be started, and was dropped later
       return failed_allocations_ != 0;
     default:
       return false;
@@ -354,6 +357,26 @@ bool SteppedWorld::is_true(const Made& call) const {
 
 /// Only an idempotent call is sent again, so another one runs once at most.
 bool SteppedWorld::runs_well(const Made& call) { return call.runs <= 1 || call.kind == Kind::idempotent; }
+
+/// With memory again, and with connections that all hold, each living agent reaches each other one.
+void SteppedWorld::check_that_all_works_again() {
+  const auto faults = std::exchange(faults_, {});
+  pass(peer_timeout);
+  const auto first = calls_.size();
+  for (std::size_t from = 0; from < agents_.size(); ++from) {
+    for (std::size_t to = 0; to < agents_.size(); ++to) {
+      if (from != to && !agents_[from].dead && !agents_[to].dead) (void)call(from, to, true);
+    }
+  }
+  pass(peer_timeout);
+  for (auto number = first; number < calls_.size(); ++number) {
+    const auto& made = calls_[number];
+    if (made.ends != 1 || !made.status.ok())
+      problems_.push_back(formatted("there is memory again, but {} does not reach {}: {}", made.from, made.to,
+                                    made.ends == 0 ? "the call goes on" : made.status.text()));
+  }
+  faults_ = faults;
+}
 
 void SteppedWorld::check_calls() {
   for (std::size_t number = 0; number < calls_.size(); ++number) {

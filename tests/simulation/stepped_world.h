@@ -21,9 +21,9 @@ namespace tensorferry::testing {
 
 /// Which faults a run may have.
 struct SteppedFaults {
-  bool ends = false;        // of connections: seen by both ends, by one, or by none
-  bool partitions = false;  // for a while
-  bool deaths = false;      // of agents: of the process, or silently with the host
+  bool ends = false;         // of connections: seen by both ends, by one, or by none
+  bool partitions = false;   // for a while
+  bool deaths = false;       // of agents: of the process, or silently with the host
   std::uint32_t memory = 0;  // one allocation of so many fails while agents work; 0: none does
 };
 
@@ -106,11 +106,12 @@ class SteppedWorld final {
   [[nodiscard]] bool is_allowed(const Made& call) const;
   [[nodiscard]] static bool runs_well(const Made& call);
   [[nodiscard]] bool is_true(const Made& call) const;
+  void check_that_all_works_again();
   void check_calls();
   void check_links();
   void leave();
 
-  const SteppedFaults faults_;
+  SteppedFaults faults_;
   bool met_ = false;  // all agents had sessions before faults began
   std::mt19937_64 random_;
   const std::shared_ptr<ManualClock> time_ = ManualClock::make();

@@ -80,7 +80,7 @@ class AbortHooks final {
   /// Drops all hooks: one may keep its process group.
   void clear();
   /// Calls the hooks, in the order of their ids. Logs what one throws. Does nothing after keep_tensors_from_now().
-  void run() noexcept;
+  void run();
   /// Calls the hooks before `work` of `group` ends, if the group has failed then.
   static void watch(const std::shared_ptr<AbortHooks>& self, RawGroup& group, GroupWork& work);
 

@@ -72,8 +72,11 @@ void AbortHooks::clear() {
   dropped.swap(hooks_);
 }
 
-void AbortHooks::run() noexcept {
-  if (tensors_are_kept()) return;
+void AbortHooks::run() {
+  thread_local bool runs = false;  // a hook may abort its group, or another one whose hook aborts this one
+  if (runs || tensors_are_kept()) return;
+  runs = true;
+  const std::unique_ptr<bool, void (*)(bool*)> over(&runs, [](bool* flag) { *flag = false; });
   std::map<std::int64_t, Shared> hooks;
   {
     const std::lock_guard lock(mutex_);
