@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,11 @@ def in_callbacks() -> None:
         began.release()
         time.sleep(100)
 
-    rpc.rpc_async("rank1", max, (1, 2)).add_done_callback(hang)
-    dist.all_reduce(torch.ones(1), async_op=True).get_future().then(hang)
+    # A future that is done already runs its callback at once, on the thread that adds it: on none that ends here.
+    call = rpc.rpc_async("rank1", max, (1, 2))
+    operation = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+    for adds in (partial(call.add_done_callback, hang), partial(operation.then, hang)):
+        threading.Thread(target=adds, daemon=True).start()
     began.acquire()
     began.acquire()
     sys.exit(7)
