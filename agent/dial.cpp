@@ -308,18 +308,15 @@ void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
   // If there is no memory for the coroutine, the link ends. The last reference to a link may run the program's code, so
   // a pool thread drops it, if there is memory to tell one.
   const bool begun = !leaving && reactor->post([engine = shared_from_this(), link, purpose] {
-    const auto end = [engine](std::shared_ptr<Link> ended, bool failed) {
-      const auto job = [&ended, failed] {
-        return [link = ended, failed] {
-          if (failed) link->close(out_of_memory::status());
-        };
+    const auto end = [engine](const std::shared_ptr<Link>& ended, bool failed) {
+      const auto job = [link = ended, failed] {
+        if (failed) link->close(out_of_memory::status());
       };
-      if (!out_of_memory::with_reserve([&] { engine->pool->submit(job()); })) job()();
+      if (!out_of_memory::with_reserve([&] { engine->pool->submit(job); })) job();
     };
     try {
-      asio::co_spawn(
-          engine->reactor->context(), dial_until_attached(engine, link, purpose),
-          [end, held = link](const std::exception_ptr& failure) mutable { end(std::move(held), failure != nullptr); });
+      asio::co_spawn(engine->reactor->context(), dial_until_attached(engine, link, purpose),
+                     [end, link](const std::exception_ptr& failure) { end(link, failure != nullptr); });
     } catch (const std::bad_alloc&) {
       out_of_memory::release_reserve();
       end(link, true);
