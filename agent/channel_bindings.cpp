@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include <mutex>
+#include <new>
 
 #include "agent/auth.h"
 #include "agent/channel_binding.h"
 #include "agent/placement.h"
+#include "base/out_of_memory.h"
 #include "base/text.h"
 
 namespace tensorferry {
@@ -69,6 +71,16 @@ const ChannelOrder& ChannelBindings::order(DevicePair pair) {
     static const ChannelOrder unknown;
     if (!peer_.met) return unknown;  // one that is kept would be empty for the life of the link
   }
+  try {
+    return open_all(pair);
+  } catch (const std::bad_alloc&) {  // the peer may have been told of a channel that this end does not have
+    out_of_memory::release_reserve();
+    parts_.around.link.fail(out_of_memory::status());
+    throw;
+  }
+}
+
+const ChannelOrder& ChannelBindings::open_all(DevicePair pair) {
   const std::lock_guard opening(open_mutex_);
   {
     const std::lock_guard lock(mutex_);
@@ -89,16 +101,15 @@ const ChannelOrder& ChannelBindings::order(DevicePair pair) {
 }
 
 ChannelBinding* ChannelBindings::open(std::size_t driver, DevicePair pair) {
-  ChannelBinding* binding = nullptr;
   auto& kind = parts_.around.drivers[driver];
   const bool immediate = kind.immediate();
+  auto made = std::make_unique<ChannelBinding>(parts_, static_cast<Carriers&>(*this), driver, pair, immediate);
+  auto* const binding = made.get();
   {
     const std::lock_guard lock(mutex_);
     if (ended_) return nullptr;
-    auto& place = bindings_[{driver, pair}];
-    if (place) return place.get();
-    place = std::make_unique<ChannelBinding>(parts_, static_cast<Carriers&>(*this), driver, pair, immediate);
-    binding = place.get();
+    const auto [place, is_new] = bindings_.try_emplace({driver, pair}, std::move(made));
+    if (!is_new) return place->second->channel ? place->second.get() : nullptr;  // null: there was no memory for it
   }
   // The peer opens its end of an immediate channel at the first ticket, and of any other when this message tells it.
   if (!immediate) binding->tell_open();

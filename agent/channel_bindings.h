@@ -74,6 +74,7 @@ class ChannelBindings final : private Carriers {
   };
 
   [[nodiscard]] std::optional<Refusal> reach(std::size_t driver, DevicePair pair) const;
+  const ChannelOrder& open_all(DevicePair pair);
   ChannelBinding* open(std::size_t driver, DevicePair pair);
   [[nodiscard]] std::vector<Channel*> open_channels() const;
   Wire::Carrier best() override;

@@ -81,7 +81,8 @@ class ChannelSet final {
   using Admit = UniqueFunction<Status(std::size_t bytes)>;
   /// Pulls the buffers of a frame. `arrived` runs once, perhaps before the return. `into`: the caller's memory for
   /// them. `stream`: the stream that the frame came from, or null if it came by ring, where no bytes follow a frame. If
-  /// the peer breaks the protocol, closes the link. `admit`: as in Admit.
+  /// the peer breaks the protocol, closes the link. `admit`: as in Admit. Throws std::bad_alloc only before the first
+  /// pull, and then may have dropped `arrived`.
   void receive(FrameStream* stream, const wire::Frame& frame, const std::vector<Buffer>& into,
                IncomingMessage::Arrived arrived, Admit admit = {});
   /// Ends the tickets of a message without a receiver (its call has ended), and drops its bytes. Pulls no buffer,
@@ -138,9 +139,12 @@ class ChannelSet final {
   void pull(const wire::BufferRecord& record, BufferSink& sink, const std::shared_ptr<IncomingMessage>& message_in,
             std::vector<std::function<void()>>& copies);
   void copy_elsewhere(std::vector<std::function<void()>> copies);
-  std::shared_ptr<IncomingMessage> land(const std::vector<wire::BufferRecord>& records, Bytes payload,
-                                        const std::vector<Buffer>& into, IncomingMessage::Arrived arrived,
+  std::shared_ptr<IncomingMessage> land(const std::vector<wire::BufferRecord>& records, Bytes&& payload,
+                                        const std::vector<Buffer>& into, IncomingMessage::Arrived&& arrived,
                                         bool spill = false);
+  template <class Step>
+  void or_end_link(const Step& step);
+  class ReadingFrom;
   struct SpilledMessage;
   void land_spilled(const Received& spill, SpilledMessage& message);
   void discard(const std::vector<wire::BufferRecord>& records);

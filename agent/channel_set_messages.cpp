@@ -310,9 +310,23 @@ Result<ChannelSet::Built> ChannelSet::attempt(wire::Header header, const Bytes& 
 
 /// What receive() was given for a message whose records are still to come.
 struct ChannelSet::SpilledMessage {
+  /// Tells how the message has ended, unless that has been told or its records have come.
+  void end(const Status& status) {
+    if (const auto told = std::exchange(arrived, {})) told(status, {});
+  }
+
   std::vector<Buffer> into;
   IncomingMessage::Arrived arrived;
   Admit admit;
+};
+
+/// The stream of the frame whose buffers this thread pulls, while it lives.
+class ChannelSet::ReadingFrom final {
+ public:
+  explicit ReadingFrom(FrameStream* stream) { ChannelBinding::reading = stream; }
+  ReadingFrom(const ReadingFrom&) = delete;
+  ReadingFrom& operator=(const ReadingFrom&) = delete;
+  ~ReadingFrom() { ChannelBinding::reading = nullptr; }
 };
 
 void ChannelSet::receive(FrameStream* stream, const wire::Frame& frame, const std::vector<Buffer>& into,
@@ -320,43 +334,55 @@ void ChannelSet::receive(FrameStream* stream, const wire::Frame& frame, const st
   const bool spilled = (frame.header.flags & wire::flag::spilled) != 0;
   Bytes payload(frame.payload.begin(), frame.payload.end());
   if (frame.buffers.empty()) return arrived({}, {std::move(payload), {}});
-  ChannelBinding::reading = stream;
   if (spilled) {
-    auto message = std::make_shared<SpilledMessage>(SpilledMessage{into, std::move(arrived), std::move(admit)});
-    auto message_in = land(
-        frame.buffers, {}, {},
-        [this, held = around_.link.hold(), message](const Status& status, const Received& spill) {
-          if (status.ok()) return land_spilled(spill, *message);
-          message->arrived(status, {});
-          // The tickets in it are lost with it. So they can end only with the link.
-          around_.link.fail({Code::connection_lost,
-                             formatted("the rest of a message could not be received: {}", std::string(status.what()))});
-        },
-        true);
-    ChannelBinding::reading = nullptr;
-    message_in->landed({});
-    return;
+    const auto message = std::make_shared<SpilledMessage>(into, std::move(arrived), std::move(admit));
+    arrived = [this, held = around_.link.hold(), message](const Status& status, const Received& spill) {
+      if (status.ok()) return land_spilled(spill, *message);
+      message->end(status);
+      // The tickets in it are lost with it. So they can end only with the link.
+      around_.link.fail({Code::connection_lost,
+                         formatted("the rest of a message could not be received: {}", std::string(status.what()))});
+    };
+    payload = {};
   }
-  auto message_in = land(frame.buffers, std::move(payload), into, std::move(arrived));
-  ChannelBinding::reading = nullptr;
+  std::shared_ptr<IncomingMessage> message_in;
+  {
+    const ReadingFrom reading(stream);
+    message_in =
+        land(frame.buffers, std::move(payload), spilled ? std::vector<Buffer>() : into, std::move(arrived), spilled);
+  }
   message_in->landed({});
 }
 
-/// Starts a pull for each record. The caller then calls landed() once for the frame itself.
-std::shared_ptr<IncomingMessage> ChannelSet::land(const std::vector<wire::BufferRecord>& records, Bytes payload,
-                                                  const std::vector<Buffer>& into, IncomingMessage::Arrived arrived,
+/// Runs `step`. If there is no memory for it, ends the link: the peer waits for the tickets that `step` has dropped.
+template <class Step>
+void ChannelSet::or_end_link(const Step& step) {
+  try {
+    step();
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    around_.link.fail(out_of_memory::status());
+  }
+}
+
+/// Starts a pull for each record. The caller then calls landed() once for the frame itself. Throws std::bad_alloc only
+/// before the first pull, and then leaves `arrived` alone unless the message has taken it.
+std::shared_ptr<IncomingMessage> ChannelSet::land(const std::vector<wire::BufferRecord>& records, Bytes&& payload,
+                                                  const std::vector<Buffer>& into, IncomingMessage::Arrived&& arrived,
                                                   bool spill) {
-  auto message_in = std::make_shared<IncomingMessage>(std::move(payload), into, std::move(arrived));
   std::vector<BufferSink*> sinks;
   sinks.reserve(records.size());
+  auto message_in = std::make_shared<IncomingMessage>(std::move(payload), into, std::move(arrived));
   for (const auto& record : records) {
     auto& sink = message_in->add(around_.memory.of(record.destination.type), record);
     if (spill) sink.copy();
     sinks.push_back(&sink);
   }
-  std::vector<std::function<void()>> copies;
-  for (std::size_t i = 0; i < records.size(); ++i) pull(records[i], *sinks[i], message_in, copies);
-  if (!copies.empty()) copy_elsewhere(std::move(copies));
+  or_end_link([&] {
+    std::vector<std::function<void()>> copies;
+    for (std::size_t i = 0; i < records.size(); ++i) pull(records[i], *sinks[i], message_in, copies);
+    if (!copies.empty()) copy_elsewhere(std::move(copies));
+  });
   return message_in;
 }
 
@@ -367,9 +393,8 @@ void ChannelSet::discard(FrameStream* stream, const wire::Frame& frame) {
         stream, frame, {}, [](const Status&, const Received&) {},
         [](std::size_t) { return Status(Code::cancelled, "the call has ended"); });
   }
-  ChannelBinding::reading = stream;
+  const ReadingFrom reading(stream);
   discard(frame.buffers);
-  ChannelBinding::reading = nullptr;
 }
 
 void ChannelSet::discard(const std::vector<wire::BufferRecord>& records) {
@@ -400,31 +425,36 @@ void ChannelSet::discard(const std::vector<wire::BufferRecord>& records) {
 }
 
 void ChannelSet::land_spilled(const Received& spill, SpilledMessage& message) {
-  const auto& body = spill.buffers.front();
-  Reader in(ByteView(body.data, body.bytes));
-  const auto count = in.get<std::uint32_t>();
-  std::vector<wire::BufferRecord> records;
-  auto status = in.failed() ? Status(Code::protocol_error,
-                                     "malformed frame: the buffer is too short to hold the rest of the frame")
-                            : wire::BufferRecord::decode_all(in, count, records);
-  if (!status.ok()) {
-    around_.link.fail(status);
-    return message.arrived(status, {});
-  }
-  const auto payload = in.rest();
-  if (message.admit) status = message.admit(wire::message_bytes(payload.size(), records));
-  if (!status.ok()) {
-    discard(records);
-    return message.arrived(std::move(status), {});
-  }
-  land(records, Bytes(payload.begin(), payload.end()), message.into, std::move(message.arrived))->landed({});
+  or_end_link([&] {
+    const auto& body = spill.buffers.front();
+    Reader in(ByteView(body.data, body.bytes));
+    const auto count = in.get<std::uint32_t>();
+    std::vector<wire::BufferRecord> records;
+    auto status = in.failed() ? Status(Code::protocol_error,
+                                       "malformed frame: the buffer is too short to hold the rest of the frame")
+                              : wire::BufferRecord::decode_all(in, count, records);
+    if (!status.ok()) {
+      around_.link.fail(status);
+      return message.end(status);
+    }
+    const auto payload = in.rest();
+    if (message.admit) status = message.admit(wire::message_bytes(payload.size(), records));
+    if (!status.ok()) {
+      discard(records);
+      return message.end(status);
+    }
+    land(records, Bytes(payload.begin(), payload.end()), message.into, std::move(message.arrived))->landed({});
+  });
+  message.end(out_of_memory::status());
 }
 
 /// Runs pulls that copy, on a pool thread that neither reads messages nor is inside the executor.
 void ChannelSet::copy_elsewhere(std::vector<std::function<void()>> copies) {
   const auto all = std::make_shared<std::vector<std::function<void()>>>(std::move(copies));
-  const auto run = [all] {
-    for (const auto& copy : *all) copy();
+  const auto run = [this, held = around_.link.hold(), all] {
+    or_end_link([&] {
+      for (const auto& copy : *all) copy();
+    });
   };
   if (!around_.link.run_long(run)) run();
 }

@@ -60,19 +60,22 @@ void IdempotentCall::begin_attempt() {
   if (!status.ok()) return finish(std::move(status));
   attempt->counted_bytes = bytes;
   attempt->device_time = call_->device_time;
-  call_->hold_arguments();
-  link->start(attempt, std::move(message));
+  UniqueFunction<void(Result<Received>)> done = [self = shared_from_this(), attempt](Result<Received> result) {
+    self->ended(*attempt, std::move(result));
+  };
   Call handle(attempt);
   handle.on_sent([call = call_](const Status&) { call->release_arguments(); });
+  call_->hold_arguments();
+  link->start(attempt, std::move(message));
+  // From here on nothing takes memory: the call ends when the attempt does, which may land in the caller's memory.
   bool cancelled = false;
   {
     const std::lock_guard lock(mutex_);
     attempt_ = attempt;  // not earlier: cancel() reads the number that start() gives it
     cancelled = cancelled_;
   }
-  if (cancelled) handle.cancel();
-  handle.on_done(
-      [self = shared_from_this(), attempt](Result<Received> result) { self->ended(*attempt, std::move(result)); });
+  if (cancelled) out_of_memory::with_reserve([&] { handle.cancel(); });
+  handle.on_done(std::move(done));
 }
 
 void IdempotentCall::ended(const Call::State& attempt, Result<Received> result) {

@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <new>
 #include <utility>
 #include <vector>
 
 #include "agent/message.h"
 #include "agent/wire/frame.h"
+#include "base/out_of_memory.h"
 #include "channels/channel.h"
 #include "channels/joined_ends.h"
 
@@ -55,19 +57,32 @@ class BufferSink final : public Sink {
 
 /// Counts a message's buffers as they land. `arrived` runs once, when the last one has landed or failed, with the first
 /// error; it runs on the thread that lands the last one. add() runs on one thread; landed() may run on any.
+///
+/// Each pull that is under way holds the message. If all holders drop it before the last one has landed, a pull had no
+/// memory to begin or to tell its end: `arrived` runs with ResourceExhausted then, when no channel writes any more.
 class IncomingMessage final {
  public:
   using Arrived = UniqueFunction<void(Status, Received)>;
 
-  /// `into`: the caller's memory for the message's buffers, by their index.
-  IncomingMessage(Bytes payload, std::vector<Buffer> into, Arrived arrived)
-      : payload_(std::move(payload)), into_(std::move(into)), arrived_(std::move(arrived)) {}
+  /// `into`: the caller's memory for the message's buffers, by their index. Takes `arrived` unless it throws.
+  IncomingMessage(Bytes&& payload, const std::vector<Buffer>& into, Arrived&& arrived)
+      : payload_(std::move(payload)), into_(into), arrived_(std::move(arrived)) {}
+  IncomingMessage(const IncomingMessage&) = delete;
+  IncomingMessage& operator=(const IncomingMessage&) = delete;
+  ~IncomingMessage() {
+    if (!arrived_) return;
+    try {
+      std::exchange(arrived_, {})(out_of_memory::status(), {});
+    } catch (const std::bad_alloc&) {
+      out_of_memory::release_reserve();
+    }
+  }
 
   /// Adds the buffer, or the bundle, of `record`, and returns its sink.
   BufferSink& add(Memory& memory, const wire::BufferRecord& record) {
-    ends_.expect(1);
     auto& arrival = arrivals_.emplace_back(Arrival{{memory, record.destination}, record.index, record.parts});
-    buffers_ += std::max<std::size_t>(1, record.parts.size());
+    buffers_.resize(buffers_.size() + std::max<std::size_t>(1, record.parts.size()));
+    ends_.expect(1);
     if (record.parts.empty() && record.index < into_.size()) arrival.sink.use(into_[record.index]);
     return arrival.sink;
   }
@@ -77,7 +92,7 @@ class IncomingMessage final {
     if (!outcome) return;
     Received received{std::move(payload_), {}};
     if (outcome->ok()) {
-      received.buffers.resize(buffers_);
+      received.buffers = std::move(buffers_);
       for (auto& arrival : arrivals_) {
         if (arrival.parts.empty())
           received.buffers[arrival.index] = std::move(arrival.sink.result);
@@ -85,7 +100,7 @@ class IncomingMessage final {
           take_apart(arrival, received.buffers);
       }
     }
-    arrived_(*std::move(outcome), std::move(received));
+    std::exchange(arrived_, {})(*std::move(outcome), std::move(received));
   }
 
  private:
@@ -115,7 +130,7 @@ class IncomingMessage final {
 
   JoinedEnds ends_{1};            // of the buffers that land, and one for the frame itself
   std::deque<Arrival> arrivals_;  // by record; a deque, because pulls under way hold their addresses
-  std::size_t buffers_ = 0;       // number of the message's buffers
+  std::vector<Buffer> buffers_;   // the message's, empty until all have landed
   Bytes payload_;
   std::vector<Buffer> into_;
   Arrived arrived_;

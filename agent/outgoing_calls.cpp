@@ -222,11 +222,10 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
           if (!pending_.remove(call->id)) return;
           finish(call, status.ok() ? Result<Received>(std::move(received)) : Result<Received>(std::move(status)));
         });
-  } catch (const std::bad_alloc&) {
+  } catch (const std::bad_alloc&) {  // before a channel has begun to write
     out_of_memory::release_reserve();
     link_.close(out_of_memory::status());
-    // Into the caller's own memory a channel may write still: such a call ends when its landing does.
-    if (!call->lands_at_callers() && pending_.remove(call->id)) finish(call, out_of_memory::status());
+    if (pending_.remove(call->id)) finish(call, out_of_memory::status());
   }
   return {};
 }

@@ -13,8 +13,10 @@ namespace tensorferry::testing {
 namespace {
 
 constexpr Milliseconds longest_call{60'000}, shortest_call{200};
-constexpr std::size_t bytes_in_flight = 16 << 10;
+constexpr std::size_t bytes_in_flight = 1 << 20;
 constexpr int work_of_a_run = 40;
+constexpr std::size_t many_buffers = 3000, few_bytes = 16;  // so many records travel in a buffer of their own
+constexpr auto after_end = std::byte{0xEE};                 // no byte of a call's memory is anything else after its end
 
 /// A store that waits for no key, because nothing else could go on meanwhile.
 class StepStore final : public Store {
@@ -74,6 +76,10 @@ void SteppedWorld::serve(std::size_t number, const Request& request, Reply reply
   auto answered = std::move(unanswered_.back().second);
   unanswered_.pop_back();
   Message answer{request.arguments.payload, request.arguments.buffers, {}, {}};
+  if (!call.wanted.empty()) {
+    answer.buffers.clear();
+    for (const auto bytes : call.wanted) answer.buffers.push_back(patterned(bytes, static_cast<unsigned>(which)));
+  }
   plenty.reset();
   answered.send(std::move(answer));
 }
@@ -96,6 +102,9 @@ void SteppedWorld::make_call() {
   const auto to = (from + 1 + below(agents_.size() - 1)) % agents_.size();
   const auto kind = static_cast<Kind>(below(5));
   const auto bytes = below(3) != 0 ? 0 : std::size_t{1} << below(13);
+  const auto buffers = below(4) != 0 ? 0 : below(50) == 0 ? many_buffers : 1 + below(3);
+  const auto wanted = buffers == many_buffers ? few_bytes : std::size_t{1} << below(14);
+  const bool lands_at_caller = below(2) != 0;
   if (agents_[from].dead) return;
   // A caller would block for more credit, and no other agent could go on.
   std::size_t under_way = 0;
@@ -109,6 +118,11 @@ void SteppedWorld::make_call() {
   auto options = within(kind == Kind::expiring ? shortest_call : longest_call);
   options.order = made.order;
   options.idempotent = kind == Kind::idempotent;
+  made.wanted.assign(buffers, wanted);
+  if (lands_at_caller) {
+    for (const auto each : made.wanted) made.into.push_back(patterned(each, 0));
+  }
+  options.into = made.into;
   start(number, std::move(options), under_way == 0 ? bytes : 0);
 }
 
@@ -149,19 +163,35 @@ void SteppedWorld::start(std::size_t number, RawCallOptions options, std::size_t
         made.call =
             agents_[made.from].agent->call(name_of_agent(made.to), "run", std::move(message), std::move(options));
       })) {
-    made.ends = 1;
-    made.status = {Code::resource_exhausted, "the caller got std::bad_alloc"};
+    end(number, Status(Code::resource_exhausted, "the caller got std::bad_alloc"));
     return;
   }
-  made.call.on_done([this, number](const Result<Received>& reply) {
-    const PlentyOfMemory plenty;
-    auto& ended = calls_.at(number);
-    ++ended.ends;
-    ended.status = reply.status();
-    ended.is_true = is_true(ended);
-    ++outcomes_[reply.status().code()];
-    note(number * 64 + static_cast<std::uint64_t>(reply.status().code()));
-  });
+  made.call.on_done([this, number](const Result<Received>& reply) { end(number, reply); });
+}
+
+void SteppedWorld::end(std::size_t number, const Result<Received>& reply) {
+  const PlentyOfMemory plenty;
+  auto& ended = calls_.at(number);
+  ++ended.ends;
+  ended.status = reply.status();
+  ended.is_true = is_true(ended);
+  ++outcomes_[reply.status().code()];
+  note(number * 64 + static_cast<std::uint64_t>(reply.status().code()));
+  if (reply.ok() && text_of(reply->payload) != "late") check_reply(number, *reply);
+  for (const auto& each : ended.into) std::fill_n(each.data, each.bytes, after_end);
+}
+
+void SteppedWorld::check_reply(std::size_t number, const Received& reply) {
+  const auto& call = calls_.at(number);
+  if (call.wanted.empty()) return;
+  bool good = reply.buffers.size() == call.wanted.size();
+  for (std::size_t i = 0; good && i < call.wanted.size(); ++i) {
+    const auto& came = reply.buffers[i];
+    const auto sent = patterned(call.wanted[i], static_cast<unsigned>(number));
+    good = came.bytes == sent.bytes && std::equal(sent.data, sent.data + sent.bytes, came.data) &&
+           (call.into.empty() || came.data == call.into[i].data);
+  }
+  if (!good) problems_.push_back(formatted("the reply to call {} has other buffers than its handler sent", number));
 }
 
 std::size_t SteppedWorld::call(std::size_t from, std::size_t to, bool answered) {
@@ -381,6 +411,11 @@ void SteppedWorld::check_that_all_works_again() {
 void SteppedWorld::check_calls() {
   for (std::size_t number = 0; number < calls_.size(); ++number) {
     const auto& call = calls_[number];
+    const bool untouched = std::all_of(call.into.begin(), call.into.end(), [](const Buffer& each) {
+      return std::all_of(each.data, each.data + each.bytes, [](std::byte b) { return b == after_end; });
+    });
+    if (call.ends != 0 && !untouched)
+      problems_.push_back(formatted("something wrote into the memory of call {} after its end", number));
     if (agents_[call.from].dead || (call.ends == 1 && runs_well(call) && is_allowed(call) && call.is_true)) continue;
     problems_.push_back(formatted("call {} of kind {} from {} to {} ended {} times, ran {} times: {}", number,
                                   static_cast<int>(call.kind), call.from, call.to, call.ends, call.runs,

@@ -72,7 +72,9 @@ class SteppedWorld final {
     Call call;
     int runs = 0, ends = 0;
     Status status;
-    bool is_true = true;  // what the status says had happened when the call ended
+    bool is_true = true;              // what the status says had happened when the call ended
+    std::vector<std::size_t> wanted;  // bytes of each buffer of a reply that comes at once; none: what the request has
+    std::vector<Buffer> into;         // the caller's memory for them, with what `after_end` says after the call's end
   };
   struct Agent {
     std::shared_ptr<RawAgent> agent;
@@ -87,6 +89,8 @@ class SteppedWorld final {
   void serve(std::size_t number, const Request& request, Reply reply);
   void make_call();
   void start(std::size_t number, RawCallOptions options, std::size_t bytes);
+  void end(std::size_t number, const Result<Received>& reply);
+  void check_reply(std::size_t number, const Received& reply);
   void break_something();
   /// Does one thing that is possible, if there is any.
   bool step();
