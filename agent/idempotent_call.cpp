@@ -54,17 +54,17 @@ void IdempotentCall::begin_attempt() {
   const auto attempt = std::make_shared<Call::State>(call_->function, std::move(options), engine_->clock);
   attempt->link = link;
   attempt->may_come_again = true;
+  Call handle(attempt);
+  handle.on_sent([call = call_](const Status&) { call->release_arguments(); });
+  UniqueFunction<void(Result<Received>)> done = [self = shared_from_this(), attempt](Result<Received> result) {
+    self->ended(*attempt, std::move(result));
+  };
   auto message = message_;  // before there is credit to give back
   const auto bytes = message.bytes();
   auto status = bytes != 0 ? link->acquire_credit(bytes, attempt->options) : Status();
   if (!status.ok()) return finish(std::move(status));
   attempt->counted_bytes = bytes;
   attempt->device_time = call_->device_time;
-  UniqueFunction<void(Result<Received>)> done = [self = shared_from_this(), attempt](Result<Received> result) {
-    self->ended(*attempt, std::move(result));
-  };
-  Call handle(attempt);
-  handle.on_sent([call = call_](const Status&) { call->release_arguments(); });
   call_->hold_arguments();
   link->start(attempt, std::move(message));
   // From here on nothing takes memory: the call ends when the attempt does, which may land in the caller's memory.

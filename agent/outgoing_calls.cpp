@@ -197,8 +197,11 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
   if (call->traced) call->traced->reach(CallRecord::answered, link_.engine().clock.now());
   if (again) return {Code::protocol_error, "a second reply to one call arrived"};
   if (frame.function_number != 0) {
-    const std::lock_guard lock(numbers_mutex_);
-    numbers_[call->function] = frame.function_number;
+    // Without memory for the number, later calls go by name too.
+    out_of_memory::with_reserve([&, &function = call->function] {
+      const std::lock_guard lock(numbers_mutex_);
+      numbers_[function] = frame.function_number;
+    });
   }
   if ((frame.header.flags & wire::flag::error) != 0) {
     call->landing = false;  // an error has no buffers
