@@ -139,7 +139,8 @@ def on_gpus(run: Run) -> list[tuple[str, str, str]]:
         ("a call with a tensor of 64 MB, GPU to GPU", NCCL, times(beside["64mb"][NCCL])),
     ]
     measured = reductions(run)
-    which = f"`all_reduce` of {measured[0].size} to {measured[-1].size}, 2 to {max(r.gpus for r in measured)} GPUs"
+    most = max(r.gpus for r in measured)
+    which = f"`all_reduce` of {measured[0].size} to {measured[-1].size}, {'2 to ' if most > 2 else ''}{most} GPUs"
     for who in (NCCL_REDUCE, SYMMETRIC):
         plain, graph = ([r.ratios[who] for r in measured if r.graph == in_graph] for in_graph in (False, True))
         found.append((which, who, f"{span(plain)}; in a CUDA graph {span(graph)}"))
