@@ -1,0 +1,183 @@
+// The reductions into one tensor of each rank, or of the root: all_reduce and reduce.
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "channels/cuda/event_poller.h"
+#include "rpc/collectives/cuda/stream_run.h"
+#include "rpc/collectives/reduce.h"
+
+namespace tensorferry::collectives::cuda {
+
+namespace driver = tensorferry::cuda;
+using driver::address_of;
+using driver::api;
+
+/// Each rank reads the bytes of all ranks, and reduces them itself. `output` is empty if it takes no result.
+void StreamRun::one_shot(const ReductionKernel& kernel, std::size_t item, InBytes input, OutBytes output) {
+  if (ranks_ > 1) {
+    take_half();
+    if (!lends(rank_)) copy(half_of(rank_), input);
+    meet();
+  }
+  reduce_halves(kernel, 0, output.size(), item, input.data(), output.data(), nullptr);
+  give_back_lent();
+}
+
+/// Each rank reduces its share into its buffer, in place, and into its output. Then it takes the shares of the others.
+void StreamRun::two_shot(const ReductionKernel& kernel, std::size_t item, InBytes input, OutBytes output) {
+  const auto [begin, end] = share_of_bytes(rank_, ranks_, input.size());
+  take_half();
+  auto* const half = half_of(rank_);
+  if (!lends(rank_)) {
+    const bool aligned = is_aligned(input.data());  // the kernel reads this rank's share from the input
+    copy(half, aligned ? input.first(begin) : input);
+    if (aligned) copy(half + end, input.subspan(end));
+  }
+  meet();
+  auto* const result = output.empty() ? nullptr : output.data() + begin;
+  reduce_halves(kernel, begin, end - begin, item, input.data() + begin, half + begin, result);
+  meet();  // what is lent has been read too
+  if (output.empty()) return;
+  for (std::size_t i = 1; i < ranks_; ++i) {  // each rank begins with another one
+    const auto other = (rank_ + i) % ranks_;
+    const auto [from, to] = share_of_bytes(other, ranks_, input.size());
+    copy(output.data() + from, {half_of(other) + from, to - from});
+  }
+}
+
+/// Each kernel meets the others and reduces, once the ranks have agreed. It copies the input first, unless that is
+/// lent.
+Status StreamRun::reduce_by_flags(const Fingerprint& called, const FlagKernel& kernel, InBytes input, OutBytes output,
+                                  const WaitLimits& limits) {
+  const auto item = size_of(static_cast<DType>(called.dtype));
+  auto arguments = flag_arguments();
+  // It meets once more than with halves.
+  arguments.all_in_place = lent_.all_in_place && input.size() > SymmetricBuffers::flag_half_bytes;
+  const auto most = arguments.all_in_place ? input.size() : SymmetricBuffers::flag_half_bytes;
+  by_flags_ = true;
+  return enqueue(called, limits, [&] {
+    if (!captured_) direct_->watch().meets_by_flags();
+    for (std::size_t at = 0; at < input.size() && result_ == CUDA_SUCCESS; at += most) {
+      const auto in = part_of(input, at, most);
+      lend(arguments, at);
+      arguments.input = in.data();
+      arguments.output = output.empty() ? nullptr : part_of(output, at, in.size()).data();
+      arguments.count = in.size() / item;
+      then(kernel.launch(arguments, stream_));
+    }
+  });
+}
+
+/// The root, or rank 0 if all take the result, reduces the bytes of all ranks.
+void StreamRun::by_one(const ReductionKernel& kernel, std::size_t item, InBytes input, OutBytes output,
+                       std::size_t root) {
+  const auto one = root == Mailbox::any_rank ? 0 : root;
+  take_half();
+  auto* const half = half_of(rank_);
+  if (rank_ != one || !is_aligned(input.data())) copy(half, input);
+  meet();
+  if (rank_ == one) {
+    auto* const to_all = root == Mailbox::any_rank ? half : nullptr;
+    reduce_halves(kernel, 0, input.size(), item, input.data(), output.data(), to_all);
+  }
+  if (root != Mailbox::any_rank) return;
+  meet();
+  if (rank_ != one) copy(output.data(), {half_of(one), output.size()});
+}
+
+/// The streams copy the bytes to slots of the host, where a thread of each rank reduces them.
+void StreamRun::by_host(const ReduceOp& op, DType dtype, InBytes input, OutBytes output) {
+  if (result_ != CUDA_SUCCESS) return;
+  const auto& words = direct_->words();
+  const auto which = direct_->next_slot();
+  then(api()->memcpy_async(words->slot_on_device(rank_, which), address_of(input.data()), input.size(), stream_));
+  const auto meeting = direct_->next_meeting();
+  direct_->watch().meets(meeting);
+  if (result_ == CUDA_SUCCESS) then(words->meet_by_host(stream_, meeting));
+  if (result_ != CUDA_SUCCESS) return;
+  driver::EventPoller::of_host_copies().poll_repeatedly([words, operation = enqueued(), op, dtype, which, meeting,
+                                                         ranks = ranks_, rank = rank_, takes = !output.empty(),
+                                                         count = input.size() / size_of(dtype)] {
+    using Progress = driver::EventPoller::Progress;
+    if (operation->ended()) return Progress::over;  // it was released
+    if (!words->all_have_come(meeting)) return Progress::none;
+    std::vector<const std::byte*> inputs;
+    for (std::size_t from = 0; from < ranks; ++from) inputs.push_back(words->slot(from, which));
+    if (takes) collectives::reduce(op, dtype, inputs, words->slot(rank, 2), count);
+    words->does_its_part(meeting);
+    return Progress::over;
+  });
+  take_result(output);
+}
+
+/// Copies this rank's result from its slot. The driver sends fewer than 32 KB with the commands of the GPU's kernels,
+/// which costs a turn, but not if they are rows.
+void StreamRun::take_result(OutBytes output) {
+  constexpr std::size_t sent_with_commands = std::size_t{32} << 10;
+  const auto& words = direct_->words();
+  std::size_t done = 0;
+  if (output.size() < sent_with_commands && output.size() > 1) {
+    CUDA_MEMCPY2D rows{};
+    rows.srcMemoryType = CU_MEMORYTYPE_HOST;
+    rows.srcHost = words->slot(rank_, 2);
+    rows.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    rows.dstDevice = address_of(output.data());
+    rows.Height = 2;
+    rows.srcPitch = rows.dstPitch = rows.WidthInBytes = output.size() / rows.Height;
+    then(api()->memcpy_2d_async(&rows, stream_));
+    done = rows.WidthInBytes * rows.Height;
+  }
+  if (done == output.size() || result_ != CUDA_SUCCESS) return;
+  then(api()->memcpy_async(address_of(output.data() + done), words->slot_on_device(rank_, 2) + done,
+                           output.size() - done, stream_));
+}
+
+Status StreamRun::reduce(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op,
+                         std::size_t root, const WaitLimits& limits) {
+  begin();
+  const auto dtype = static_cast<DType>(called.dtype);
+  const bool takes = root == Mailbox::any_rank || root == rank_;
+  const auto asked = gpu_->ask(static_cast<Operation>(called.operation), input.size(), ranks_, captured_);
+  const auto choice = choose(called, asked);
+  const auto algorithm = choice.algorithm;
+  count(called, algorithm);
+  const bool two_shots = algorithm == AlgorithmOnGpu::two_shot;
+  const bool by_flags = choice.meeting == MeetingOnGpu::by_flags;
+  const bool in_place = takes && two_shots && input.data() == output.data();
+  // A kernel is loaded before the ranks agree: then no rank loads one while another rank's stream waits for it.
+  std::optional<Result<FlagKernel>> flag_kernel;
+  if (by_flags || (two_shots && may_meet_by_flags(choice, asked))) {
+    flag_kernel = FlagKernel::find(gpu_->device, dtype, op, ranks_,
+                                   two_shots ? FlagKernel::Kind::two_shot : FlagKernel::Kind::one_shot);
+  }
+  const auto kernel = by_flags ? std::nullopt : std::optional(ReductionKernel::find(gpu_->device, dtype, op, ranks_));
+  const auto lent = lendable(input, takes ? output : OutBytes(), two_shots);
+  if (auto status = agree(called, lent, input.size(), limits, in_place); !status.ok()) return status;
+  if (by_flags || (flag_kernel && lent_.all_in_place)) {
+    if (!flag_kernel->ok()) return flag_kernel->status();
+    return reduce_by_flags(called, **flag_kernel, input, takes ? output : OutBytes(), limits);
+  }
+  if (!kernel->ok()) return kernel->status();
+  const auto item = size_of(dtype);
+  return enqueue(called, limits, [&] {
+    const auto most = ranks_ == 1 ? std::max<std::size_t>(1, input.size()) : half_bytes;
+    for (std::size_t at = 0; at < input.size(); at += most) {
+      chunk_ = at;
+      const auto in = part_of(input, at, most);
+      const auto out = takes ? part_of(output, at, most) : OutBytes();
+      if (algorithm == AlgorithmOnGpu::one_shot) {
+        one_shot(**kernel, item, in, out);
+      } else if (algorithm == AlgorithmOnGpu::two_shot) {
+        two_shot(**kernel, item, in, out);
+      } else if (algorithm == AlgorithmOnGpu::by_host) {
+        by_host(op, dtype, in, out);
+      } else {
+        by_one(**kernel, item, in, out, root);
+      }
+    }
+  });
+}
+
+}  // namespace tensorferry::collectives::cuda
