@@ -340,8 +340,10 @@ void ChannelSet::receive(FrameStream* stream, const wire::Frame& frame, const st
       if (status.ok()) return land_spilled(spill, *message);
       message->end(status);
       // The tickets in it are lost with it. So they can end only with the link.
-      around_.link.fail({Code::connection_lost,
-                         formatted("the rest of a message could not be received: {}", std::string(status.what()))});
+      or_end_link([&] {
+        around_.link.fail({Code::connection_lost,
+                           formatted("the rest of a message could not be received: {}", std::string(status.what()))});
+      });
     };
     payload = {};
   }
@@ -494,7 +496,7 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
     acknowledgements_.begin_reading();
     binding->channel->pull(ticket, sink, landed, [this, held, id](const Status&) {
       acknowledgements_.end_reading();
-      want_release(id);
+      or_end_link([&] { want_release(id); });
     });
   };
   if (record.bytes >= copies_elsewhere_from && binding->channel->copies_into(sink)) {

@@ -13,15 +13,15 @@ namespace tensorferry {
 /// delays those of another sender by one item at most. A paused sender has no turn. A sender is known by its address
 /// alone. Not thread-safe.
 ///
-/// If there is no memory, push() and pause() throw and change nothing; the others need none. So all is kept in lists,
-/// and each sender keeps the node of its turn while it has none.
+/// If there is no memory, push() and pause() throw, and push() leaves the item alone; the others need none. So all is
+/// kept in lists, and each sender keeps the node of its turn while it has none.
 template <class T>
 class FairQueue {
  public:
-  void push(const void* sender, T item) {
-    std::list<T> one;
-    one.push_back(std::move(item));
+  void push(const void* sender, T&& item) {
+    std::list<T> one(1);
     auto& of = known(sender);
+    one.front() = std::move(item);
     if (of.items.empty() && of.pauses == 0) turns_.splice(turns_.end(), of.turn);
     of.items.splice(of.items.end(), one);
     ++size_;

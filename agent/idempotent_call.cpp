@@ -89,8 +89,11 @@ void IdempotentCall::ended(const Call::State& attempt, Result<Received> result) 
     if (again) return;
   }
   // NotFound: the name is free by now. But an earlier attempt reached a peer, which may have run the call and is gone.
-  const bool gone = reached_ && why.code() == Code::not_found;
-  finish(gone ? Status(Code::connection_lost, std::string(why.what())) : why);
+  auto told = why;
+  out_of_memory::with_reserve([&] {
+    if (reached_ && why.code() == Code::not_found) told = {Code::connection_lost, std::string(why.what())};
+  });
+  finish(std::move(told));
 }
 
 bool IdempotentCall::may_try_again(const Call::State& attempt, const Status& why) {

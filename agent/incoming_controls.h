@@ -34,6 +34,7 @@ class IncomingControls final {
     received_ = id;
     const auto ready = std::stable_partition(waiting_.begin(), waiting_.end(),
                                              [&](const auto& waiting) { return waiting.first > id; });
+    due.reserve(static_cast<std::size_t>(waiting_.end() - ready));  // throws before a pull has left the list
     for (auto it = ready; it != waiting_.end(); ++it) due.push_back(std::move(it->second));
     waiting_.erase(ready, waiting_.end());
     return due;

@@ -69,7 +69,8 @@ Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Sessio
       reader_(*this, *engine_->pool, engine_->clock),
       channels_(
           {*this, engine_->drivers, engine_->memory, engine_->counters, counters_, engine_->options.shared_memory}),
-      calls_(*this),
+      calls_({*this, channels_, reader_, connections_, credits_, counters_, engine_->counters, engine_->trace,
+              engine_->drivers, engine_->identity.self, *engine_->pool, engine_->clock}),
       credits_(engine_->options.max_bytes_in_flight, engine_->clock),
       incoming_calls_({static_cast<std::size_t>(std::max(1, engine_->options.max_queued_calls)),
                        engine_->options.max_queued_bytes}),

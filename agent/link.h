@@ -58,6 +58,7 @@ Status no_link_to(std::string_view peer);
 class Link final : public FrameSink,
                    public ChannelLink,
                    public ReadLink,
+                   public CallLink,
                    public TickedLink,
                    public std::enable_shared_from_this<Link> {
  public:
@@ -160,7 +161,7 @@ class Link final : public FrameSink,
 
   [[nodiscard]] const PeerInfo& peer() const noexcept override { return connections_.peer(); }
   [[nodiscard]] std::uint64_t incarnation() const noexcept { return connections_.incarnation(); }
-  [[nodiscard]] std::shared_ptr<Session> session() const { return connections_.session(); }
+  [[nodiscard]] std::shared_ptr<Session> session() const override { return connections_.session(); }
   /// See RawAgent::check_process.
   [[nodiscard]] Status check_process(std::int32_t pid) const;
   /// Dials if needed, and waits until the link is connected and the peer has accepted or declined the ring.
@@ -175,12 +176,10 @@ class Link final : public FrameSink,
   StreamReader& reader() noexcept { return reader_; }
   LinkCounters& counters() noexcept { return counters_; }
 
-  // --- for OutgoingCalls and its parts -------------------------------------------------------------------------------
-  /// Returns the connection's stream if requests may go by it; null until it is up.
-  [[nodiscard]] std::shared_ptr<FrameStream> outgoing() const { return connections_.calls_if_up(); }
-  /// Connections::transmit(). If the peer leaves too much unread, lets no further handler of its requests start.
+  // --- CallLink ------------------------------------------------------------------------------------------------------
+  [[nodiscard]] std::shared_ptr<FrameStream> outgoing() const override { return connections_.calls_if_up(); }
   void transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
-                bool flush, Descriptors descriptors = {});
+                bool flush, Descriptors descriptors) override;
   /// Returns whether the peer has accepted or declined the ring, or none can be offered.
   [[nodiscard]] bool ring_settled();
   [[nodiscard]] Status status() const override { return connections_.status(); }

@@ -32,6 +32,36 @@ Bytes ring_frame(std::uint8_t operation, std::uint64_t nonce, std::string_view r
 
 }  // namespace
 
+// ---- The caller's side
+
+bool OutgoingRing::send(SlotId slot, ByteView frame) {
+  if (!calls->push(slot, frame)) return false;
+  callee_->ring();
+  return true;
+}
+
+bool OutgoingRing::serve_one() {
+  const auto link = link_.lock();
+  bool any = false;
+  // Bounded, because a peer that breaks the protocol may list slots without end.
+  for (std::uint32_t i = 0; i < CallRing::slots && link && !link->closed() && calls->any_done(); ++i) {
+    std::optional<SlotId> slot;
+    {
+      const std::unique_lock lock(collect_mutex_, std::try_to_lock);
+      if (!lock) return any;
+      slot = calls->next_done();
+    }
+    try {
+      if (slot) link->calls().ring().on_done(*slot);
+    } catch (const std::bad_alloc&) {
+      out_of_memory::release_reserve();
+      link->close(out_of_memory::status());
+    }
+    any = true;
+  }
+  return any;
+}
+
 // ---- The callee's side
 
 bool IncomingRing::needs_executor() {
@@ -147,7 +177,7 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
     if ((!descriptors.empty() && descriptors.size() != 2) || again || !stream.local())
       return {Code::protocol_error, "a ring frame arrived out of order"};
     if (descriptors.empty()) {
-      transmit(calls, ring_frame(declined, nonce, dropped, 0), {}, true);
+      transmit(calls, ring_frame(declined, nonce, dropped, 0), {}, true, {});
       return {};
     }
     return on_ring_offered(calls, nonce, std::move(descriptors));
@@ -193,7 +223,7 @@ void Link::add_to_pool(const std::shared_ptr<RequestSource>& source) {
 
 Status Link::on_ring_offered(const std::shared_ptr<FrameStream>& stream, std::uint64_t nonce, Descriptors descriptors) {
   const auto decline = [&](std::string_view why) {
-    transmit(stream, ring_frame(declined, nonce, why, 0), {}, true);
+    transmit(stream, ring_frame(declined, nonce, why, 0), {}, true, {});
     return Status();
   };
   if (!engine_->options.shared_memory) return decline("its options forbid shared memory");

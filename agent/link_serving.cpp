@@ -274,7 +274,7 @@ void Link::tell_status(const std::shared_ptr<FrameStream>& stream, std::uint64_t
   wire::Header header;
   header.kind = wire::Kind::status;
   header.call = call;
-  transmit(stream, wire::assemble(header, {}, {}, encode(status)), {}, true);
+  transmit(stream, wire::assemble(header, {}, {}, encode(status)), {}, true, {});
 }
 
 void Link::begin(IncomingRequest& incoming, Clock::time_point now) {
@@ -381,7 +381,7 @@ void Link::send_answer(const ReplyRoute& route, ChannelSet::Built built, bool at
     if (!fits) route.ring->answer_by_socket(route.slot);
   }
   // Replies of consecutive handlers share a system call: the last one flushes, and so does the tick.
-  transmit(route.stream, std::move(built.frame), std::move(built.trailing), at_once || engine_->pool->caught_up());
+  transmit(route.stream, std::move(built.frame), std::move(built.trailing), at_once || engine_->pool->caught_up(), {});
 }
 
 }  // namespace tensorferry

@@ -3,8 +3,16 @@
 #include <algorithm>
 #include <utility>
 
-#include "agent/link.h"
+#include "agent/agent_counters.h"
+#include "agent/agent_drivers.h"
+#include "agent/call_trace.h"
+#include "agent/channel_set.h"
+#include "agent/connections.h"
+#include "agent/credits.h"
 #include "agent/placement.h"
+#include "agent/pool.h"
+#include "agent/session.h"
+#include "agent/stream_reader.h"
 #include "agent/time_out_text.h"
 #include "base/out_of_memory.h"
 #include "base/text.h"
@@ -24,19 +32,20 @@ Milliseconds lead_of(Milliseconds timeout) { return std::clamp(timeout / 3, Mill
 
 /// Holds a request's arguments and its credit until the peer has read all of its buffers.
 struct ArgumentPin {
-  ArgumentPin(std::shared_ptr<Call::State> of, std::shared_ptr<Link> by, std::size_t size)
-      : call(std::move(of)), link(std::move(by)), bytes(size) {
+  ArgumentPin(std::shared_ptr<Call::State> of, std::shared_ptr<void> by, Credits& from, std::size_t size)
+      : call(std::move(of)), link(std::move(by)), credits(from), bytes(size) {
     call->hold_arguments();
   }
   ~ArgumentPin() {
     call->release_arguments();
-    link->credits().release(bytes);
+    credits.release(bytes);
   }
   ArgumentPin(const ArgumentPin&) = delete;
   ArgumentPin& operator=(const ArgumentPin&) = delete;
 
   std::shared_ptr<Call::State> call;
-  std::shared_ptr<Link> link;
+  std::shared_ptr<void> link;
+  Credits& credits;  // the link's
   std::size_t bytes;
 };
 
@@ -48,26 +57,35 @@ std::uint32_t remaining_ms(std::optional<Clock::time_point> deadline, Clock::tim
 
 }  // namespace
 
-OutgoingCalls::OutgoingCalls(Link& link) : link_(link), ring_(link), lazy_(pending_) {}
+OutgoingCalls::OutgoingCalls(const CallSurroundings& around)
+    : around_(around), ring_(*this, around.pool, around.clock), lazy_(pending_) {}
+
+Status OutgoingCalls::end_link(const Status& why) {
+  around_.link.fail(why);
+  return around_.link.status();
+}
+
+void OutgoingCalls::acknowledged(const std::vector<std::uint64_t>& releases) {
+  around_.channels.acknowledged(releases);
+}
 
 void OutgoingCalls::add(const std::shared_ptr<Call::State>& call, const Message& message) {
-  auto& engine = link_.engine();
-  if (engine.trace.on()) {
+  if (around_.trace.on()) {
     call->traced = std::make_shared<CallRecord>();
     call->traced->bytes = message.payload.size();
     for (const auto& buffer : message.buffers) call->traced->bytes += buffer.bytes;
   }
   pending_.add(call);
-  ++engine.counters.pending;
-  ++engine.counters.calls_sent;
-  ++link_.counters().calls_made;
-  if (call->deadline) link_.activate();
+  ++around_.counters.pending;
+  ++around_.counters.calls_sent;
+  ++around_.of_link.calls_made;
+  if (call->deadline) around_.link.activate();
 }
 
 void OutgoingCalls::send(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
                          Message message) {
   if (queued_behind(call, message, false)) return;
-  const auto known = link_.channels().probing(message, call->options.require, call->options.arguments);
+  const auto known = around_.channels.probing(message, call->options.require, call->options.arguments);
   if (!known) return send_now(stream, call, std::move(message), true);
   if (!queued_behind(call, message, true)) send_when_probed(*known, stream, {call, std::move(message)});
 }
@@ -90,8 +108,9 @@ bool OutgoingCalls::queued_behind(const std::shared_ptr<Call::State>& call, Mess
 void OutgoingCalls::send_when_probed(std::uint64_t known, const std::shared_ptr<FrameStream>& stream,
                                      UnsentCall request) {
   request.call->hold = SendHold::probe;
-  link_.channels().when_probed(known, [this, link = link_.shared_from_this(), stream,
-                                       held = std::move(request)]() mutable { send_held(stream, std::move(held)); });
+  around_.channels.when_probed(known, [this, link = around_.link.hold(), stream, held = std::move(request)]() mutable {
+    send_held(stream, std::move(held));
+  });
 }
 
 /// Sends a request that waited for a probe, then the requests queued behind it, until one needs another probe. They go
@@ -99,10 +118,10 @@ void OutgoingCalls::send_when_probed(std::uint64_t known, const std::shared_ptr<
 void OutgoingCalls::send_held(const std::shared_ptr<FrameStream>& stream, UnsentCall request) {
   for (std::optional<UnsentCall> next = std::move(request); next;) {
     const auto call = next->call;
-    const auto known = link_.channels().probing(next->message, call->options.require, call->options.arguments);
+    const auto known = around_.channels.probing(next->message, call->options.require, call->options.arguments);
     if (known) return send_when_probed(*known, stream, *std::move(next));
-    if (link_.closed())
-      drop(*next, link_.status());
+    if (around_.link.closed())
+      drop(*next, around_.link.status());
     else
       send_now(stream, call, std::move(next->message), false);
     next.reset();
@@ -137,13 +156,13 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   // A message without buffers is copied into its frame, so nothing has to be held.
   auto held = message.buffers.empty()
                   ? nullptr
-                  : std::make_shared<ArgumentPin>(call, link_.shared_from_this(), call->counted_bytes);
+                  : std::make_shared<ArgumentPin>(call, around_.link.hold(), around_.credits, call->counted_bytes);
   call->release_arguments();
   if (!pending_.find(call->id)) return;  // it ended while the link was being dialled
   wire::Header header;
   header.kind = wire::Kind::request;
   header.call = call->id;
-  const auto sent_at = link_.engine().clock.now();
+  const auto sent_at = around_.clock.now();
   header.remaining_ms = remaining_ms(call->deadline, sent_at);
   header.order = call->options.order;
   Bytes extensions;
@@ -157,8 +176,8 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   const bool flush = pending_.size() < 3 || now - last_flush_ > std::chrono::nanoseconds(burst).count();
   last_flush_ = now;
   call->sent_at = now;
-  const Connections::FrameFirst frame_first(link_.connections());
-  auto built = status.ok() ? link_.channels().build(header, std::move(extensions), std::move(message),
+  const Connections::FrameFirst frame_first(around_.connections);
+  auto built = status.ok() ? around_.channels.build(header, std::move(extensions), std::move(message),
                                                     call->options.require, call->options.arguments, held)
                            : Result<ChannelSet::Built>(status);
   held.reset();
@@ -168,7 +187,8 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   }
   if (call->traced && built->channel >= 0) call->traced->channel = built->channel;
   if (!by_ring || !built->trailing.empty() || !ring_.send(call, built->frame))
-    link_.transmit(stream, std::move(built->frame), std::move(built->trailing), flush || frame_first.holds_bulk());
+    around_.link.transmit(stream, std::move(built->frame), std::move(built->trailing),
+                          flush || frame_first.holds_bulk(), {});
   // The frame that told of it may have gone ahead of the request, and then the callee did not know the call.
   tell_if_given_up(stream, *call);
 }
@@ -181,20 +201,20 @@ bool OutgoingCalls::wait(Call::State& call, std::optional<Clock::time_point> unt
                          const std::function<bool()>& interrupted) {
   if (call.in_ring.load(std::memory_order_acquire) && !ring_.wait(call, until, interrupted)) return false;
   if (call.done()) return true;
-  const auto stream = link_.outgoing();
-  if (stream && stream->corked() && !stream->write_some()) link_.connections().finish_writes(stream);
+  const auto stream = around_.link.outgoing();
+  if (stream && stream->corked() && !stream->write_some()) around_.connections.finish_writes(stream);
   const WaitInHandler place;
-  return link_.reader().wait(call, until, interrupted);
+  return around_.reader.wait(call, until, interrupted);
 }
 
 Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
   const auto [call, again] = pending_.land(frame.header.call);
   if (!call) {  // the call was cancelled or has expired
-    ++link_.engine().counters.late_replies;
-    link_.channels().discard(stream, frame);
+    ++around_.counters.late_replies;
+    around_.channels.discard(stream, frame);
     return {};
   }
-  if (call->traced) call->traced->reach(CallRecord::answered, link_.engine().clock.now());
+  if (call->traced) call->traced->reach(CallRecord::answered, around_.clock.now());
   if (again) return {Code::protocol_error, "a second reply to one call arrived"};
   if (frame.function_number != 0) {
     // Without memory for the number, later calls go by name too.
@@ -207,34 +227,34 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     call->landing = false;  // an error has no buffers
     auto status = wire::decode_status(frame.payload);
     // The callee may notice first that the deadline has passed; the caller's own error says more.
-    const bool late = call->deadline && *call->deadline <= link_.engine().clock.now();
+    const bool late = call->deadline && *call->deadline <= around_.clock.now();
     if (late && status.code() == Code::deadline_exceeded) status = expired(*call);
     // The link's channels are closed at its end, and then the callee fails because it cannot read the arguments. That
     // is no answer: an idempotent call is sent again.
-    const bool refused = !link_.closed();
-    if (!refused) status = link_.status();
+    const bool refused = !around_.link.closed();
+    if (!refused) status = around_.link.status();
     if (!pending_.remove(call->id)) return {};
     call->refused = refused;  // only the thread that ends the call writes it
     finish(call, std::move(status));
     return {};
   }
   try {
-    link_.channels().receive(
+    around_.channels.receive(
         stream, frame, call->options.into,
-        [this, link = link_.shared_from_this(), call = call](Status status, Received received) {
+        [this, link = around_.link.hold(), call = call](Status status, Received received) {
           if (!pending_.remove(call->id)) return;
           finish(call, status.ok() ? Result<Received>(std::move(received)) : Result<Received>(std::move(status)));
         });
   } catch (const std::bad_alloc&) {  // before a channel has begun to write
     out_of_memory::release_reserve();
-    link_.close(out_of_memory::status());
+    around_.link.fail(out_of_memory::status());
     if (pending_.remove(call->id)) finish(call, out_of_memory::status());
   }
   return {};
 }
 
 void OutgoingCalls::finish(const std::shared_ptr<Call::State>& call, Result<Received> result) {
-  --link_.engine().counters.pending;
+  --around_.counters.pending;
   const auto code = result.status().code();
   try {
     count(*call, code);
@@ -244,57 +264,56 @@ void OutgoingCalls::finish(const std::shared_ptr<Call::State>& call, Result<Rece
   }
   call->complete(std::move(result));
   ring_.call_ended(*call);
-  link_.reader().call_ended(*call);
+  around_.reader.call_ended(*call);
 }
 
 /// Counts a call that ends, and notes it if it has failed or was slow.
 void OutgoingCalls::count(const Call::State& call, Code code) {
-  auto& counters = link_.engine().counters;
+  auto& counters = around_.counters;
   if (code != Code::ok) {
     ++counters.calls_failed;
     ++counters.failed_by_code[static_cast<std::size_t>(code)];
   }
   const bool timed = counters.timed.load(std::memory_order_relaxed);
   if (!timed && code == Code::ok) return;
-  const auto took = link_.engine().clock.now() - call.made;
+  const auto took = around_.clock.now() - call.made;
   if (timed) counters.call_time.add(took);
   if (code == Code::ok && took < slow_call) return;
   const auto text = formatted("\"{}\" {} after {} ms", call.shown(), code == Code::ok ? "ended" : name_of(code),
                               std::chrono::duration_cast<Milliseconds>(took).count());
-  counters.flight.note(FlightSubject::calls, link_.peer().name, text);
+  counters.flight.note(FlightSubject::calls, around_.link.peer().name, text);
 }
 
 /// Adds the record of a call that ends.
 void OutgoingCalls::record(const Call::State& call, Code code) {
-  auto& engine = link_.engine();
   auto& record = *call.traced;
   record.function = call.shown();
-  record.peer = link_.peer().name;
-  record.flow = CallTrace::flow_of(engine.identity.self.incarnation, link_.incarnation(), call.id);
-  record.transport = call.in_ring ? "ring" : link_.local() ? "unix" : "tcp";
+  record.peer = around_.link.peer().name;
+  record.flow = CallTrace::flow_of(around_.self.incarnation, around_.connections.incarnation(), call.id);
+  record.transport = call.in_ring ? "ring" : around_.link.local() ? "unix" : "tcp";
   record.stages[CallRecord::made] = call.made.time_since_epoch().count();
   record.stages[CallRecord::sent] = call.sent_at.load();
   record.code = code;
   if (const int channel = record.channel; channel >= 0) {
     const auto driver = static_cast<std::size_t>(channel);
-    record.channel_name = driver < engine.drivers.size() ? engine.drivers[driver].name() : "inline";
+    record.channel_name = driver < around_.drivers.size() ? around_.drivers[driver].name() : "inline";
   }
-  record.reach(CallRecord::landed, engine.clock.now());
-  engine.trace.add(call.traced);
+  record.reach(CallRecord::landed, around_.clock.now());
+  around_.trace.add(call.traced);
 }
 
 void OutgoingCalls::cancel(const std::shared_ptr<Call::State>& call, const Status& why) {
   if (!pending_.give_up(call->id)) return;
   call->given_up = true;  // first: send_now() reads it after it has sent the request
   finish(call, why);  // first: a callee that reads this frame before the ring's request must find the slot abandoned
-  if (const auto stream = link_.outgoing()) tell_given_up(stream, call->id);
+  if (const auto stream = around_.link.outgoing()) tell_given_up(stream, call->id);
 }
 
 void OutgoingCalls::tell_given_up(const std::shared_ptr<FrameStream>& stream, std::uint64_t call) {
   wire::Header header;
   header.kind = wire::Kind::cancel;
   header.call = call;
-  link_.transmit(stream, wire::assemble(header, {}, {}, {}), {}, true);
+  around_.link.transmit(stream, wire::assemble(header, {}, {}, {}), {}, true, {});
 }
 
 void OutgoingCalls::expire(const std::shared_ptr<Call::State>& call) { cancel(call, expired(*call)); }
@@ -310,7 +329,7 @@ void OutgoingCalls::fail(const std::shared_ptr<Call::State>& call, const Status&
 Status OutgoingCalls::explained(const Call::State& call, const Status& why) const {
   auto text = "\"" + call.shown() + "\": " + std::string(why.what());
   if (why.code() == Code::connection_lost || why.code() == Code::protocol_error) {
-    const auto events = link_.engine().counters.flight.last(FlightSubject::link, link_.peer().name, events_in_errors);
+    const auto events = around_.counters.flight.last(FlightSubject::link, around_.link.peer().name, events_in_errors);
     if (!events.empty()) text += ". Before that, on this link: " + events;
   }
   return {why.code(), std::move(text)};
@@ -318,7 +337,7 @@ Status OutgoingCalls::explained(const Call::State& call, const Status& why) cons
 
 void OutgoingCalls::drop(const UnsentCall& unsent, const Status& why) {
   const auto& call = unsent.call;
-  link_.credits().release(call->counted_bytes);
+  around_.credits.release(call->counted_bytes);
   call->release_arguments();
   fail(call, why);
 }
@@ -344,7 +363,7 @@ void OutgoingCalls::expect_replies() {
 }
 
 void OutgoingCalls::wake_waiting() {
-  link_.reader().wake_sleepers();
+  around_.reader.wake_sleepers();
   if (count() != 0) expect_replies();
 }
 
@@ -366,7 +385,7 @@ Pace OutgoingCalls::tick(Clock::time_point now) {
     any_done = any_done || call->done();
   }
   // The last reference to a call drops memory of the program's, which may wait for the program's locks.
-  if (any_done) link_.engine().pool->submit([dropped = std::move(calls)] {});
+  if (any_done) around_.pool.submit([dropped = std::move(calls)] {});
   if (ring_.is_open()) ring_.ring()->calls->reclaim();
   expect_replies();  // for calls without a waiting thread
   return pace;
@@ -378,27 +397,28 @@ void OutgoingCalls::ask(Call::State& call) {
   wire::Header header;
   header.kind = wire::Kind::status;
   header.call = call.id;
-  if (const auto stream = link_.outgoing()) link_.transmit(stream, wire::assemble(header, {}, {}, {}), {}, false);
+  if (const auto stream = around_.link.outgoing())
+    around_.link.transmit(stream, wire::assemble(header, {}, {}, {}), {}, false, {});
 }
 
 Status OutgoingCalls::on_status(std::uint64_t id, ByteView payload) {
   const auto status = decode<wire::CallStatus>(payload);
   if (!status) return {Code::protocol_error, "a malformed status frame"};
-  const auto now = link_.engine().clock.now();
+  const auto now = around_.clock.now();
   last_reply_ = now.time_since_epoch().count();
   if (const auto call = pending_.find(id)) call->set_report({*status, now});
   return {};
 }
 
 Status OutgoingCalls::expired(const Call::State& call) const {
-  const auto now = link_.engine().clock.now();
+  const auto now = around_.clock.now();
   CallersView view;
-  view.peer = link_.peer().name;
-  view.connected = link_.outgoing() != nullptr;
-  if (!view.connected) view.dialling = link_.connections().dial_progress();
-  view.transport = call.in_ring ? "shared memory" : link_.local() ? "unix socket" : "tcp";
-  if (call.landing) view.awaited = link_.channels().awaited();
-  const auto session = link_.session();
+  view.peer = around_.link.peer().name;
+  view.connected = around_.link.outgoing() != nullptr;
+  if (!view.connected) view.dialling = around_.connections.dial_progress();
+  view.transport = call.in_ring ? "shared memory" : around_.link.local() ? "unix socket" : "tcp";
+  if (call.landing) view.awaited = around_.channels.awaited();
+  const auto session = around_.link.session();
   auto heard = Clock::time_point(Clock::duration(last_reply_));
   if (session) heard = std::max(heard, session->last_heard());
   if (session) view.silence = now - heard;
@@ -408,7 +428,7 @@ Status OutgoingCalls::expired(const Call::State& call) const {
 std::string OutgoingCalls::state_text() const {
   std::string out;
   for (const auto& call : pending_.all()) {
-    const auto since = [now = link_.engine().clock.now()](Clock::time_point then) {
+    const auto since = [now = around_.clock.now()](Clock::time_point then) {
       return std::chrono::duration_cast<Milliseconds>(now - then).count();
     };
     out += formatted("\n  \"{}\", made {} ms ago", call->shown(), since(call->made));

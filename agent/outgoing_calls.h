@@ -28,10 +28,61 @@
 
 namespace tensorferry {
 
-class OutgoingCalls final {
+class AgentDrivers;
+class CallTrace;
+class ChannelSet;
+class Connections;
+class Credits;
+class Session;
+class StreamReader;
+struct AgentCounters;
+struct LinkCounters;
+
+/// A link, as the calls that are made on it see it. Threads: any.
+class CallLink {
  public:
-  /// Belongs to `link`, which outlives it.
-  explicit OutgoingCalls(Link& link);
+  [[nodiscard]] virtual bool closed() const noexcept = 0;
+  /// Returns Ok, or why the link has ended.
+  [[nodiscard]] virtual Status status() const = 0;
+  /// Ends the link.
+  virtual void fail(const Status& why) = 0;
+  [[nodiscard]] virtual const PeerInfo& peer() const noexcept = 0;
+  /// Returns whether the peer is connected by unix socket.
+  [[nodiscard]] virtual bool local() const = 0;
+  [[nodiscard]] virtual std::shared_ptr<Session> session() const = 0;
+  /// Returns the connection's stream if requests may go by it; null until it is up.
+  [[nodiscard]] virtual std::shared_ptr<FrameStream> outgoing() const = 0;
+  /// Connections::transmit(). If the peer leaves too much unread, lets no further handler of its requests start.
+  virtual void transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame,
+                        std::vector<FrameStream::Part> trailing, bool flush, Descriptors descriptors) = 0;
+  /// Makes the reactor tick the link.
+  virtual void activate() = 0;
+  /// Returns what keeps the link as long as it is held.
+  virtual std::shared_ptr<void> hold() = 0;
+
+ protected:
+  ~CallLink() = default;
+};
+
+/// The parts of a link and of its agent that its calls use. What it names outlives them.
+struct CallSurroundings {
+  CallLink& link;
+  ChannelSet& channels;
+  StreamReader& reader;
+  Connections& connections;
+  Credits& credits;
+  LinkCounters& of_link;
+  AgentCounters& counters;
+  CallTrace& trace;
+  const AgentDrivers& drivers;
+  const PeerInfo& self;
+  Pool& pool;
+  const Clock& clock;
+};
+
+class OutgoingCalls final : private RingCallsOwner {
+ public:
+  explicit OutgoingCalls(const CallSurroundings& around);
 
   /// Adds the call that carries `message`. From now on its deadline ends it, also while it waits for a connection.
   void add(const std::shared_ptr<Call::State>& call, const Message& message);
@@ -48,7 +99,7 @@ class OutgoingCalls final {
   /// Handles the callee's report on a call. An error closes the link.
   Status on_status(std::uint64_t call, ByteView payload);
   /// Handles a reply; `stream`: the one that it came by, null if it came by the ring. An error closes the link.
-  Status on_reply(FrameStream* stream, const wire::Frame& frame);
+  Status on_reply(FrameStream* stream, const wire::Frame& frame) override;
 
   /// Ends a call with `why` and sends a cancel frame. Does nothing if the call has ended, or if its reply is landing in
   /// the caller's own memory.
@@ -56,7 +107,7 @@ class OutgoingCalls final {
   /// cancel() with DeadlineExceeded.
   void expire(const std::shared_ptr<Call::State>& call);
   /// Ends a call with the link's error `why`. Does nothing in the cases of cancel().
-  void fail(const std::shared_ptr<Call::State>& call, const Status& why);
+  void fail(const std::shared_ptr<Call::State>& call, const Status& why) override;
   /// fail(), for a call whose request was not sent: also gives its credit and its arguments back.
   void drop(const UnsentCall& unsent, const Status& why);
   /// The link has ended: fails all calls but those that end elsewhere.
@@ -76,7 +127,7 @@ class OutgoingCalls final {
 
   [[nodiscard]] bool contains(const Call::State& call) const { return pending_.find(call.id) != nullptr; }
   [[nodiscard]] std::size_t count() const { return pending_.size(); }
-  [[nodiscard]] std::vector<std::shared_ptr<Call::State>> all() const { return pending_.all(); }
+  [[nodiscard]] std::vector<std::shared_ptr<Call::State>> all() const override { return pending_.all(); }
   [[nodiscard]] RingCalls& ring() noexcept { return ring_; }
   [[nodiscard]] LazyCompletions& lazy() noexcept { return lazy_; }
   /// Describes each call for people; see Link::state_text.
@@ -96,8 +147,11 @@ class OutgoingCalls final {
   [[nodiscard]] Status explained(const Call::State& call, const Status& why) const;
   void finish(const std::shared_ptr<Call::State>& call, Result<Received> result);
   [[nodiscard]] Status expired(const Call::State& call) const;
+  [[nodiscard]] bool link_closed() const noexcept override { return around_.link.closed(); }
+  Status end_link(const Status& why) override;
+  void acknowledged(const std::vector<std::uint64_t>& releases) override;
 
-  Link& link_;
+  const CallSurroundings around_;
   PendingCalls pending_;
   RingCalls ring_;
   LazyCompletions lazy_;

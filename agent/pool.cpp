@@ -99,7 +99,7 @@ bool Pool::submit_handler(UniqueFunction<void()> job, bool with_executor, const 
 
 bool Pool::submit_long(UniqueFunction<void()> job) { return push({.run = std::move(job), .takes_long = true}, true); }
 
-bool Pool::push(Job job, bool wake) {
+bool Pool::push(Job&& job, bool wake) {
   auto* worker = current_pool == this ? static_cast<Worker*>(current_worker) : nullptr;
   const bool serving = worker != nullptr && worker->serving;
   if (serving && !worker->direct.run && !job.takes_long && job.with_executor == worker->executor.entered) {
@@ -451,7 +451,14 @@ bool Pool::serve(Worker& self, RequestSource& source, std::unique_lock<std::mute
 
 /// Runs a job that has been taken, or puts a handler back that may not start now.
 void Pool::run(Worker& self, Job job, std::unique_lock<std::mutex>& lock) {
-  if (!jobs_.may_begin(job)) return jobs_.put(std::move(job));
+  if (!jobs_.may_begin(job)) {
+    const bool put_back = out_of_memory::with_reserve([&] { jobs_.put(std::move(job)); });
+    if (put_back) return;
+    jobs_.end_work();
+    lock.unlock();
+    job = {};  // a Reply in it answers, and may lock the pool
+    return lock.lock();
+  }
   self.handling = job.handler;
   jobs_.begin(job);
   if (job.takes_long) threads_.block();

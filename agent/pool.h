@@ -138,7 +138,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   void begin_polling(Worker& self);
   void end_polling(Worker& self);
   bool keeps_executor(Worker& self);
-  bool push(Job job, bool wake);
+  bool push(Job&& job, bool wake);
   [[nodiscard]] std::size_t jobs_without_thread() const;
   bool short_of_threads(std::uint64_t finished);
   void wake_one();

@@ -35,8 +35,9 @@ class PoolJobs final {
 
   explicit PoolJobs(int places) : places_(places) {}
 
-  void add(Job job) {
-    put(std::move(job));  // first: it throws if there is no memory
+  /// If there is no memory, add() and put() throw and leave the job with the caller, who may hold the pool's mutex.
+  void add(Job&& job) {
+    put(std::move(job));
     begin_work();
   }
   /// Returns how many of the jobs with, or without, the executor may start now.
@@ -58,7 +59,7 @@ class PoolJobs final {
     return !job.handler || (place_free() && !in_executor_.handlers.paused(job.sender));
   }
   /// Puts a job that has been taken, or that was in no queue, last in its queue.
-  void put(Job job) {
+  void put(Job&& job) {
     auto& queue = job.with_executor ? in_executor_ : plain_;
     if (job.handler) {
       const auto* sender = job.sender;

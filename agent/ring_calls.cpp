@@ -4,7 +4,7 @@
 #include <new>
 #include <utility>
 
-#include "agent/link.h"
+#include "agent/pool.h"
 #include "base/out_of_memory.h"
 #include "base/text.h"
 #include "channels/copy.h"
@@ -15,34 +15,6 @@ namespace {
 Status too_long() { return {Code::protocol_error, "a reply in shared memory is longer than its slot"}; }
 
 }  // namespace
-
-bool OutgoingRing::send(SlotId slot, ByteView frame) {
-  if (!calls->push(slot, frame)) return false;
-  callee_->ring();
-  return true;
-}
-
-bool OutgoingRing::serve_one() {
-  const auto link = link_.lock();
-  bool any = false;
-  // Bounded, because a peer that breaks the protocol may list slots without end.
-  for (std::uint32_t i = 0; i < CallRing::slots && link && !link->closed() && calls->any_done(); ++i) {
-    std::optional<SlotId> slot;
-    {
-      const std::unique_lock lock(collect_mutex_, std::try_to_lock);
-      if (!lock) return any;
-      slot = calls->next_done();
-    }
-    try {
-      if (slot) link->calls().ring().on_done(*slot);
-    } catch (const std::bad_alloc&) {
-      out_of_memory::release_reserve();
-      link->close(out_of_memory::status());
-    }
-    any = true;
-  }
-  return any;
-}
 
 void RingCalls::open(std::shared_ptr<OutgoingRing> ring) {
   ring_ = std::move(ring);
@@ -88,10 +60,9 @@ void RingCalls::expect_reply(Call::State& call) {
 }
 
 void RingCalls::take(const std::shared_ptr<Call::State>& call) {
-  const auto status = read(call);
+  const auto status = read_or_say_why(call);
   if (status.ok()) return;
-  link_.close(status);
-  link_.calls().fail(call, link_.status());
+  owner_.fail(call, owner_.end_link(status));
 }
 
 /// Takes the reply out of the call's slot, unless another thread has taken it, and handles it. If the reply comes by
@@ -111,6 +82,16 @@ Status RingCalls::read(const std::shared_ptr<Call::State>& call) {
   return bytes ? handle(*call, *bytes) : Status();
 }
 
+/// read(), with an error if it has no memory: the reply may be lost then, so the link ends.
+Status RingCalls::read_or_say_why(const std::shared_ptr<Call::State>& call) noexcept {
+  try {
+    return read(call);
+  } catch (const std::bad_alloc&) {
+    out_of_memory::release_reserve();
+    return out_of_memory::status();
+  }
+}
+
 /// Handles a reply that was taken out of the call's slot.
 Status RingCalls::handle(const Call::State& call, ByteView reply) {
   if (reply.size() < wire::Header::size)
@@ -121,15 +102,15 @@ Status RingCalls::handle(const Call::State& call, ByteView reply) {
     return {Code::protocol_error, "a frame in a reply's slot is not the reply to its call"};
   auto frame = wire::Frame::decode(*header, reply.subspan(wire::Header::size));
   if (!frame) return frame.status();
-  if (!frame->releases.empty()) link_.channels().acknowledged(frame->releases);
-  return link_.calls().on_reply(nullptr, *frame);
+  if (!frame->releases.empty()) owner_.acknowledged(frame->releases);
+  return owner_.on_reply(nullptr, *frame);
 }
 
 void RingCalls::take_all() {
   if (!is_open()) return;
-  for (const auto& call : link_.calls().all()) {
+  for (const auto& call : owner_.all()) {
     if (!call->in_ring.load(std::memory_order_acquire) || !answered(*call)) continue;
-    if (const auto status = read(call); !status.ok()) link_.calls().fail(call, status);
+    if (const auto status = read_or_say_why(call); !status.ok()) owner_.fail(call, status);
   }
 }
 
@@ -146,12 +127,12 @@ void RingCalls::call_ended(const Call::State& call) {
 /// holds the buffers that it names until this side has read or refused them.
 void RingCalls::give_up_slot(const Call::State& call) {
   // The callee must not take the call for cancelled: what it creates is asked for again over the next link.
-  if (call.may_come_again && link_.closed()) return;
+  if (call.may_come_again && owner_.link_closed()) return;
   bool valid = true;
   const auto reply = ring_->calls->abandon(call.slot, valid);
-  if (link_.closed()) return;  // the buffers' channels have ended
+  if (owner_.link_closed()) return;  // the buffers' channels have ended
   const auto status = !valid ? too_long() : reply ? handle(call, *reply) : Status();
-  if (!status.ok()) link_.close(status);
+  if (!status.ok()) (void)owner_.end_link(status);
 }
 
 /// Returns whether the callee has answered the call's slot, or another call has the slot by now.
@@ -173,9 +154,8 @@ void RingCalls::take_as_waiter(Call::State& call) {
 bool RingCalls::spin_wait(Call::State& call, std::chrono::nanoseconds at_least) {
   if (!call.in_ring.load(std::memory_order_acquire)) return call.done();
   call.spun = true;
-  const auto& pool = *link_.engine().pool;
-  const auto sources = pool.sources();
-  (void)ring_->spin.until([&] { return answered(call) || pool.unattended(*sources); }, at_least);
+  const auto sources = pool_.sources();
+  (void)ring_->spin.until([&] { return answered(call) || pool_.unattended(*sources); }, at_least);
   if (answered(call)) take_as_waiter(call);
   return call.done();
 }
@@ -205,11 +185,11 @@ bool RingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
     if (!waiting.until(over)) place.emplace();
     bool slept = false;
     while (!over()) {
-      bool stopped = until && link_.engine().clock.now() >= *until;
+      bool stopped = until && clock_.now() >= *until;
       if (!stopped) {
         // The tick enforces the call's own deadline, because a timed sleep costs 2 us.
         slept = true;
-        stopped = !ring_->calls->sleep(call.slot, until, link_.engine().clock) && interrupted && interrupted();
+        stopped = !ring_->calls->sleep(call.slot, until, clock_) && interrupted && interrupted();
       }
       if (!stopped) continue;
       if (slept) ring_->calls->stop_sleeping(call.slot);

@@ -14,15 +14,38 @@
 
 #include "agent/call_state.h"
 #include "agent/link_rings.h"
+#include "agent/transport/frame_stream.h"
+#include "agent/wire/frame.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 
 namespace tensorferry {
 
-class Link;
+class Pool;
+
+/// The calls of a link and the link itself, as the ring sees them. Threads: any.
+class RingCallsOwner {
+ public:
+  [[nodiscard]] virtual bool link_closed() const noexcept = 0;
+  /// Ends the link, and returns why it has ended: an earlier reason counts.
+  virtual Status end_link(const Status& why) = 0;
+  /// The peer has read the sources of these offers.
+  virtual void acknowledged(const std::vector<std::uint64_t>& releases) = 0;
+  /// Handles a reply; `stream` is null. An error must end the link.
+  virtual Status on_reply(FrameStream* stream, const wire::Frame& frame) = 0;
+  /// Ends a call with the link's error.
+  virtual void fail(const std::shared_ptr<Call::State>& call, const Status& why) = 0;
+  /// Returns the calls that have not ended.
+  [[nodiscard]] virtual std::vector<std::shared_ptr<Call::State>> all() const = 0;
+
+ protected:
+  ~RingCallsOwner() = default;
+};
 
 class RingCalls final {
  public:
-  explicit RingCalls(Link& link) : link_(link) {}
+  /// All of them outlive this.
+  RingCalls(RingCallsOwner& owner, const Pool& pool, const Clock& clock) : owner_(owner), pool_(pool), clock_(clock) {}
 
   /// Sends by `ring` from now on; called once.
   void open(std::shared_ptr<OutgoingRing> ring);
@@ -56,10 +79,13 @@ class RingCalls final {
   void take_as_waiter(Call::State& call);
   void take(const std::shared_ptr<Call::State>& call);
   Status read(const std::shared_ptr<Call::State>& call);
+  Status read_or_say_why(const std::shared_ptr<Call::State>& call) noexcept;
   Status handle(const Call::State& call, ByteView reply);
   void give_up_slot(const Call::State& call);
 
-  Link& link_;
+  RingCallsOwner& owner_;
+  const Pool& pool_;
+  const Clock& clock_;
   std::shared_ptr<OutgoingRing> ring_;  // never changes once `open_` is true
   std::atomic<bool> open_{false};
   Mutex mutex_;

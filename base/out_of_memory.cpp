@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <new>
 
 namespace tensorferry::out_of_memory {
@@ -15,6 +16,7 @@ namespace {
 constexpr std::size_t reserve_bytes = std::size_t{4} << 20;
 
 std::atomic<void*> reserve{nullptr};
+std::atomic<std::uint64_t> released{0};
 
 }  // namespace
 
@@ -26,8 +28,11 @@ const Status& status() noexcept {
 }
 
 void release_reserve() noexcept {
+  released.fetch_add(1, std::memory_order_relaxed);
   if (auto* const memory = reserve.exchange(nullptr)) ::munmap(memory, reserve_bytes);
 }
+
+std::uint64_t releases() noexcept { return released.load(std::memory_order_relaxed); }
 
 void take_reserve() noexcept {
   (void)status();  // is made while there is memory

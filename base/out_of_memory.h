@@ -5,6 +5,7 @@
 /// The agents take the reserve again every second. Any thread may call these functions at any time.
 #pragma once
 
+#include <cstdint>
 #include <new>
 
 #include "base/status.h"
@@ -15,6 +16,8 @@ namespace tensorferry::out_of_memory {
 [[nodiscard]] const Status& status() noexcept;
 /// Gives the reserve back to the system, so that the next small allocations succeed.
 void release_reserve() noexcept;
+/// Returns how often it has been given back, also when there was none.
+[[nodiscard]] std::uint64_t releases() noexcept;
 /// Takes the reserve, unless this process has it. If there is no memory, does nothing.
 void take_reserve() noexcept;
 

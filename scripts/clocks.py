@@ -23,7 +23,7 @@ REAL_TIME = {
     "rpc/collectives/cuda/direct_group.cpp": "waits for devices",
     "rpc/collectives/cuda/flag_kernels.h": "waits for devices",
     "rpc/collectives/cuda/lent_memory.cpp": "gives memory back",
-    "rpc/collectives/cuda/operations.cpp": "waits for devices",
+    "rpc/collectives/cuda/stream_run.cpp": "waits for devices",
     "rpc/collectives/cuda/watch.cpp": "waits for devices",
     "rpc/collectives/raw_group.cpp": "polls a device's stream, and says when the watching thread looks again",
     "rpc/collectives/torch/device_group.cpp": "waits for torch's streams",

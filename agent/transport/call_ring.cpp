@@ -181,15 +181,18 @@ bool CallRing::watch(SlotId slot) {
 std::optional<Bytes> CallRing::take(SlotId slot, bool& valid) {
   auto& place = shared_.slot[slot.index];
   valid = true;
+  if (place.word.load(std::memory_order_acquire) != word_of(slot, State::full)) return std::nullopt;
+  const auto length = place.length.load(std::memory_order_relaxed);  // read once, because the peer may change it
+  valid = length <= most_reply;
+  Bytes frame;
+  frame.reserve(valid ? length : 0);  // before the call is taken: without memory nothing changes
   {
     const std::lock_guard lock(slot_mutex_);
     if (place.word.load(std::memory_order_acquire) != word_of(slot, State::full) || !end_call(slot))
       return std::nullopt;
   }
   TwoViews::has_taken(shared_.nonce, slot.index);
-  const auto length = place.length.load(std::memory_order_relaxed);  // read once, because the peer may change it
-  valid = length <= most_reply;
-  Bytes frame(place.bytes.begin(), place.bytes.begin() + (valid ? length : 0));
+  frame.assign(place.bytes.begin(), place.bytes.begin() + (valid ? length : 0));
   release(slot.index);
   if (!valid) return std::nullopt;
   return frame;

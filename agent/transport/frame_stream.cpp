@@ -85,7 +85,10 @@ void FrameStream::enqueue(Bytes frame, std::vector<Part> trailing, Descriptors d
   if (alone && !queue_.empty() && queue_.back().parts.empty() && queue_.back().bytes.size() < cork_bytes) {
     queue_.back().bytes.insert(queue_.back().bytes.end(), frame.begin(), frame.end());
   } else {
-    queue_.push_back({std::move(frame), 0, std::move(trailing), 0, 0, std::move(descriptors)});
+    auto& out = queue_.emplace_back();  // first: without memory the parts must not end under this lock
+    out.bytes = std::move(frame);
+    out.parts = std::move(trailing);
+    out.descriptors = std::move(descriptors);
   }
   unwritten_ += bytes;
 }

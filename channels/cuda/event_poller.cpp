@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/out_of_memory.h"
 #include "base/threads.h"
 #include "channels/completion.h"
 
@@ -71,6 +72,7 @@ bool EventPoller::poll(bool all, std::unique_lock<Mutex> polling) {
   std::vector<std::pair<Completion, Status>> done;
   {
     const std::lock_guard lock(mutex_);
+    polled_.reserve(polled_.size() + incoming_.size());  // what throws comes before anything moves
     std::move(incoming_.begin(), incoming_.end(), std::back_inserter(polled_));
     incoming_.clear();
   }
@@ -80,6 +82,7 @@ bool EventPoller::poll(bool all, std::unique_lock<Mutex> polling) {
     std::erase_if(polled_, [&](PolledEvent& event) {
       if (!all && event.watch == Watch::loosely && now < event.next) return false;
       auto status = event.event.done();
+      if (status && done.empty()) done.reserve(polled_.size());  // nothing has moved yet
       if (status) done.emplace_back(std::move(event.then), std::move(*status));
       event.next = now + std::max(patience, backed_off(now - event.since));
       return status.has_value();
@@ -123,13 +126,17 @@ void EventPoller::run() {
       }
       idle_ = false;
       if (any || !incoming_.empty()) last_news = Clock::now();
+      if (!out_of_memory::with_reserve([&] { functions.reserve(functions.size() + incoming_functions_.size()); }))
+        continue;
       std::move(incoming_functions_.begin(), incoming_functions_.end(), std::back_inserter(functions));
       incoming_functions_.clear();
       seen = submitted_;
     }
-    bool any = poll(false, std::unique_lock(polling_));
+    bool any = false;
+    out_of_memory::with_reserve([&] { any = poll(false, std::unique_lock(polling_)); });
     std::erase_if(functions, [&](PollFunction& function) {
-      const auto progress = function();
+      auto progress = Progress::none;  // without memory it goes on the next time
+      out_of_memory::with_reserve([&] { progress = function(); });
       any = any || progress != Progress::none;
       return progress == Progress::over;
     });

@@ -15,8 +15,9 @@ Result<std::uint64_t> BusyTransfers::add(Transfer& transfer, Then then) {
     const std::lock_guard lock(mutex_);
     if (!closed_.ok()) return closed_;
     id = ++last_;
+    auto& entry = entries_[id];  // first: without memory the transfer must not end under this lock
     ready = std::move(transfer.ready);
-    entries_.emplace(id, Entry{std::move(transfer), std::move(then)});
+    entry = {std::move(transfer), std::move(then)};
   }
   cuda::EventPoller::of_this_process().when_done(
       cuda::Watch::closely, std::move(ready),

@@ -126,12 +126,17 @@ void Imports::resolve(std::uint64_t id, Result<std::shared_ptr<Mapping>> mapped,
     } else {
       it->second.failed = true;
     }
+    // What takes memory comes before the first one moves: no completion may be lost, or end under this lock.
     std::vector<Waiting> still;
-    for (auto& each : waiting_) {
-      if (auto result = lookup(each.ticket))
-        due.emplace_back(std::move(each), std::move(*result));
+    std::vector<std::optional<Result<ImportedMemory>>> results;
+    for (const auto& each : waiting_) results.push_back(lookup(each.ticket));
+    still.reserve(waiting_.size());
+    due.reserve(waiting_.size());
+    for (std::size_t i = 0; i < waiting_.size(); ++i) {
+      if (results[i])
+        due.emplace_back(std::move(waiting_[i]), *std::move(results[i]));
       else
-        still.push_back(std::move(each));
+        still.push_back(std::move(waiting_[i]));
     }
     waiting_.swap(still);
   }

@@ -4,7 +4,10 @@
 #include <cstdlib>
 #include <exception>
 #include <new>
+#include <optional>
 #include <utility>
+
+#include "base/out_of_memory.h"
 
 namespace tensorferry::testing {
 namespace {
@@ -12,17 +15,22 @@ namespace {
 thread_local std::uint64_t* scarce_state = nullptr;  // null: there is plenty
 thread_local std::uint64_t failed = 0;
 thread_local std::uint32_t one_of = 0;
-thread_local std::uint32_t spared = 0;  // so many more succeed
+thread_local std::uint32_t spared = 0;                      // so many more succeed
+thread_local bool lasts = false;                            // a failure lasts until the reserve is given back
+thread_local std::optional<std::uint64_t> released_before;  // it has failed, and lasts
 
 constexpr std::uint32_t of_reserve = 64;
 
 bool fails_now() noexcept {
   if (scarce_state == nullptr) return false;
+  if (released_before && *released_before == out_of_memory::releases()) return true;
+  released_before.reset();
   if (spared != 0) return spared-- == 0;
   *scarce_state = *scarce_state * 6364136223846793005ULL + 1442695040888963407ULL;
   if ((*scarce_state >> 33U) % one_of != 0) return false;
   ++failed;
   spared = of_reserve;
+  if (lasts) released_before = out_of_memory::releases();
   return true;
 }
 
@@ -43,12 +51,16 @@ void* taken(std::size_t bytes, std::align_val_t alignment) {
 
 }  // namespace
 
-ScarceMemory::ScarceMemory(std::uint64_t& state, std::uint32_t one_in) noexcept {
+ScarceMemory::ScarceMemory(std::uint64_t& state, std::uint32_t one_in, bool until_released) noexcept {
   one_of = one_in;
+  lasts = until_released;
   scarce_state = &state;
 }
 
-ScarceMemory::~ScarceMemory() { scarce_state = nullptr; }
+ScarceMemory::~ScarceMemory() {
+  scarce_state = nullptr;
+  released_before.reset();
+}
 
 void ScarceMemory::begin() noexcept { spared = 0; }
 

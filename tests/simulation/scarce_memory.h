@@ -7,11 +7,12 @@
 
 namespace tensorferry::testing {
 
-/// While it lives, about one allocation of `one_in` fails on the calling thread. The next 64 after it succeed, as they
-/// do when the agents have given back their reserve (base/out_of_memory.h). The same `state`, the same failures.
+/// While it lives, about one allocation of `one_in` fails on the calling thread. If `until_released`, all fail after it
+/// until the agents have given back their reserve (base/out_of_memory.h). The next 64 succeed, as they do then. The
+/// same `state`, the same failures.
 class ScarceMemory final {
  public:
-  ScarceMemory(std::uint64_t& state, std::uint32_t one_in) noexcept;
+  ScarceMemory(std::uint64_t& state, std::uint32_t one_in, bool until_released) noexcept;
   ~ScarceMemory();
   ScarceMemory(const ScarceMemory&) = delete;
   ScarceMemory& operator=(const ScarceMemory&) = delete;

@@ -56,6 +56,10 @@ TEST(SteppedAgents, CallsEndOnceAlthoughAgentsDie) {
 
 TEST(SteppedAgents, CallsEndOnceAlthoughMemoryRunsOut) { run_seeds(400, {.memory = 2000}); }
 
+TEST(SteppedAgents, CallsEndOnceAlthoughThereIsNoMemoryUntilTheReserveIsGivenBack) {
+  run_seeds(200, {.memory = 2000, .until_released = true});
+}
+
 TEST(SteppedAgents, CallsEndOnceAlthoughMemoryRunsOutOftenAndAgentsDie) {
   run_seeds(200, {.ends = true, .partitions = true, .deaths = true, .memory = 200});
 }

@@ -13,9 +13,10 @@ namespace tensorferry::testing {
 namespace {
 
 constexpr Milliseconds longest_call{60'000}, shortest_call{200};
-constexpr std::size_t bytes_in_flight = 1 << 20;
+constexpr std::size_t bytes_in_flight = 8 << 20;
 constexpr int work_of_a_run = 40;
 constexpr std::size_t many_buffers = 3000, few_bytes = 16;  // so many records travel in a buffer of their own
+constexpr std::size_t bulk_bytes = 300 << 10;               // go by a connection of their own
 constexpr auto after_end = std::byte{0xEE};                 // no byte of a call's memory is anything else after its end
 
 /// A store that waits for no key, because nothing else could go on meanwhile.
@@ -103,7 +104,7 @@ void SteppedWorld::make_call() {
   const auto kind = static_cast<Kind>(below(5));
   const auto bytes = below(3) != 0 ? 0 : std::size_t{1} << below(13);
   const auto buffers = below(4) != 0 ? 0 : below(50) == 0 ? many_buffers : 1 + below(3);
-  const auto wanted = buffers == many_buffers ? few_bytes : std::size_t{1} << below(14);
+  const auto wanted = buffers == many_buffers ? few_bytes : below(12) == 0 ? bulk_bytes : std::size_t{1} << below(14);
   const bool lands_at_caller = below(2) != 0;
   if (agents_[from].dead) return;
   // A caller would block for more credit, and no other agent could go on.
@@ -129,7 +130,7 @@ void SteppedWorld::make_call() {
 template <class Job>
 bool SteppedWorld::limited(const Job& job) {
   std::optional<ScarceMemory> scarce;
-  if (faults_.memory != 0) scarce.emplace(memory_state_, faults_.memory);
+  if (faults_.memory != 0) scarce.emplace(memory_state_, faults_.memory, faults_.until_released);
   const auto before = ScarceMemory::failures();
   bool had_enough = true;
   try {

@@ -21,10 +21,11 @@ namespace tensorferry::testing {
 
 /// Which faults a run may have.
 struct SteppedFaults {
-  bool ends = false;         // of connections: seen by both ends, by one, or by none
-  bool partitions = false;   // for a while
-  bool deaths = false;       // of agents: of the process, or silently with the host
-  std::uint32_t memory = 0;  // one allocation of so many fails while agents work; 0: none does
+  bool ends = false;            // of connections: seen by both ends, by one, or by none
+  bool partitions = false;      // for a while
+  bool deaths = false;          // of agents: of the process, or silently with the host
+  std::uint32_t memory = 0;     // one allocation of so many fails while agents work; 0: none does
+  bool until_released = false;  // and all after it, until the reserve is given back
 };
 
 class SteppedWorld final {

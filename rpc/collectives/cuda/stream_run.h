@@ -65,7 +65,11 @@ class StreamRun final : public DeviceRun {
     chunk_ = 0;
   }
   /// Enqueues the operation: `enqueue` has its copies, meetings and kernels.
-  Status enqueue(const Fingerprint& called, const WaitLimits& limits, const std::function<void()>& enqueue);
+  template <class Enqueue>
+  Status enqueue(const Fingerprint& called, const WaitLimits& limits, const Enqueue& enqueue) {
+    return enqueue_all(called, limits, std::cref(enqueue));  // which takes no memory
+  }
+  Status enqueue_all(const Fingerprint& called, const WaitLimits& limits, const std::function<void()>& enqueue);
   /// Keeps the first error of the driver.
   void then(CUresult result) {
     if (result_ == CUDA_SUCCESS) result_ = result;
