@@ -144,6 +144,10 @@ class Wire {
   /// the sequence was received before.
   virtual void receive_bulk(std::uint64_t sequence, Buffer destination, Completion landed) = 0;
 
+  /// Returns whether a large buffer gets to the other end sooner as several buffers of bulk data: they go over several
+  /// networks side by side, and the other end can put them together.
+  [[nodiscard]] virtual bool splits_bulk() const { return false; }
+
   /// Ends the probe that `open` began: Ok, or the reason why the pair cannot be used. May be called inside `open`. The
   /// channel calls it again if that changes: with an error if a ready pair can carry no more (tickets under way are
   /// still pulled then), with Ok if a later probe of a pair that had failed succeeds.

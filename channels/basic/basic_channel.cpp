@@ -1,5 +1,6 @@
 #include "channels/basic/basic_channel.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include "base/text.h"
 #include "channels/completion.h"
 #include "channels/empty_buffer.h"
+#include "channels/joined_ends.h"
 #include "channels/reserve.h"
 
 namespace tensorferry {
@@ -24,7 +26,23 @@ struct InBulk {  // the bytes go on the bulk connection
   std::uint64_t sequence = 0;
   static constexpr std::tuple fields{varint(&InBulk::sequence)};
 };
-using BasicTicket = std::variant<EmptyBuffer, Appended, InBulk>;
+/// The bytes go on the bulk connections in pieces, which have `piece` bytes each, and the last one what is left. Their
+/// sequences count up from `first`, so the ticket says where each belongs, and the pieces do not.
+struct InPieces {
+  static constexpr std::uint8_t tag = 3;
+  std::uint64_t first = 0;
+  std::uint64_t piece = 0;
+  static constexpr std::tuple fields{varint(&InPieces::first), varint(&InPieces::piece)};
+
+  /// Returns how many pieces a buffer has; 0: none that a sender makes.
+  [[nodiscard]] std::uint64_t count(std::uint64_t bytes) const {
+    if (piece == 0 || bytes <= piece) return 0;
+    const auto pieces = (bytes - 1) / piece + 1;
+    const auto most = std::min<std::uint64_t>(BasicDriver::most_pieces, ~std::uint64_t{0} - first);
+    return pieces <= most ? pieces : 0;
+  }
+};
+using BasicTicket = std::variant<EmptyBuffer, Appended, InBulk, InPieces>;
 
 /// The only control message: bulk data of a withdrawn ticket, which the receiver reads and drops.
 struct Dropped {
@@ -37,7 +55,35 @@ struct Dropped {
 std::optional<BasicTicket> parse(const Ticket& ticket) {
   auto parsed = decode<BasicTicket>(ticket.opaque);
   if (parsed && std::holds_alternative<EmptyBuffer>(*parsed) != (ticket.bytes == 0)) parsed.reset();
+  const auto* pieces = parsed ? std::get_if<InPieces>(&*parsed) : nullptr;
+  if (pieces != nullptr && pieces->count(ticket.bytes) == 0) parsed.reset();
   return parsed;
+}
+
+/// Calls `with(sequence, part of the buffer)` for each piece. A buffer without memory has parts without memory.
+template <class With>
+void for_each_piece(const InPieces& pieces, const Buffer& buffer, const With& with) {
+  auto part = buffer;
+  auto sequence = pieces.first;
+  for (std::uint64_t left = buffer.bytes; left != 0; left -= part.bytes) {
+    part.bytes = std::min(pieces.piece, left);
+    with(sequence++, part);
+    if (part.data != nullptr) part.data += part.bytes;
+  }
+}
+
+/// Returns a function that makes a completion for each of `count` works; the last one completes `all`.
+auto joining(std::uint64_t count, Completion all) {
+  struct Joined {
+    Joined(std::uint64_t works, Completion completion) : ends(works), all(std::move(completion)) {}
+    JoinedEnds ends;
+    Completion all;
+  };
+  return [joined = std::make_shared<Joined>(count, std::move(all))]() -> Completion {
+    return [joined](const Status& status) {
+      if (auto end = joined->ends.one_ended(status)) complete(std::move(joined->all), std::move(*end));
+    };
+  };
 }
 
 /// Returns a destination for which the wire reads the bytes and drops them.
@@ -65,6 +111,8 @@ class BasicChannel final : public Channel {
       message.append(buffer, std::move(released));
       return Ticket{.bytes = buffer.bytes, .opaque = encode(Appended{})};
     }
+    if (buffer.bytes >= BasicDriver::pieces_from && wire_.splits_bulk())
+      return offer_in_pieces(buffer, std::move(released));
     const auto sequence = next_sequence_.fetch_add(1, std::memory_order_relaxed);
     wire_.send_bulk(sequence, buffer, std::move(released));
     return Ticket{.bytes = buffer.bytes, .opaque = encode(InBulk{sequence})};
@@ -98,8 +146,13 @@ class BasicChannel final : public Channel {
 
   void withdraw(const Ticket& ticket) override {
     const auto parsed = parse(ticket);
-    const auto* bulk = parsed ? std::get_if<InBulk>(&*parsed) : nullptr;  // appended bytes go only with their message
-    if (bulk != nullptr && end().ok()) wire_.control(encode(Dropped{bulk->sequence, ticket.bytes}), {});
+    if (!parsed || !end().ok()) return;
+    const auto drop = [this](std::uint64_t sequence, const Buffer& part) {
+      wire_.control(encode(Dropped{sequence, part.bytes}), {});
+    };
+    // Appended bytes go only with their message.
+    if (const auto* bulk = std::get_if<InBulk>(&*parsed)) drop(bulk->sequence, nowhere(ticket.bytes));
+    if (const auto* pieces = std::get_if<InPieces>(&*parsed)) for_each_piece(*pieces, nowhere(ticket.bytes), drop);
   }
 
   void control(ByteView message, Descriptors) override {
@@ -124,10 +177,28 @@ class BasicChannel final : public Channel {
   /// Bounds the memory that a peer can take here by withdrawing buffers that it never sent.
   static constexpr int most_dropped_at_once = 1 << 16;
 
+  Ticket offer_in_pieces(const Buffer& buffer, Completion released) {
+    constexpr std::uint64_t unit = std::uint64_t{1} << 20;
+    const auto least = (buffer.bytes - 1) / BasicDriver::most_pieces + 1;
+    InPieces pieces{0, std::max<std::uint64_t>(BasicDriver::piece_bytes, (least + unit - 1) / unit * unit)};
+    const auto count = pieces.count(buffer.bytes);
+    pieces.first = next_sequence_.fetch_add(count, std::memory_order_relaxed);
+    const auto written = joining(count, std::move(released));
+    for_each_piece(pieces, buffer,
+                   [&](std::uint64_t sequence, Buffer part) { wire_.send_bulk(sequence, std::move(part), written()); });
+    return {.bytes = buffer.bytes, .opaque = encode(pieces)};
+  }
+
   void receive(const BasicTicket& parsed, Buffer destination, Completion landed) {
     if (std::holds_alternative<EmptyBuffer>(parsed)) return complete(std::move(landed), {});
     if (const auto* bulk = std::get_if<InBulk>(&parsed))
       return wire_.receive_bulk(bulk->sequence, std::move(destination), std::move(landed));
+    if (const auto* pieces = std::get_if<InPieces>(&parsed)) {
+      const auto one_landed = joining(pieces->count(destination.bytes), std::move(landed));
+      return for_each_piece(*pieces, destination, [&](std::uint64_t sequence, Buffer part) {
+        wire_.receive_bulk(sequence, std::move(part), one_landed());
+      });
+    }
     wire_.read(std::move(destination), std::move(landed));
   }
 

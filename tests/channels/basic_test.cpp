@@ -1,6 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
 #include "channels/basic/basic_channel.h"
+#include "channels/completion.h"
 #include "tests/conformance/channel_suite.h"
 
 namespace tensorferry::conformance {
@@ -71,6 +77,174 @@ TEST_F(Basic, ATicketOfAnotherSizeThanTheBytesFailsWithoutAWrite) {
 TEST_F(Basic, ABulkTicketPulledTwiceIsAProtocolError) {
   Letter letter(a);
   ASSERT_TRUE(letter.offer(memory->filled(1 << 20, 1)));
+  letter.tickets.push_back(letter.tickets.front());
+  letter.send();
+  const auto arrivals = b.receive();
+  ASSERT_EQ(arrivals.size(), 2u);
+  EXPECT_EQ(arrivals[0]->landed.wait_name(), "Ok");
+  EXPECT_EQ(arrivals[1]->landed.wait_name(), "ProtocolError");
+}
+
+/// A buffer in pieces, of which the last one is smaller.
+constexpr std::size_t in_pieces = BasicDriver::pieces_from + BasicDriver::piece_bytes / 2 + 1;
+
+Bytes pieces_ticket(std::uint64_t first, std::uint64_t piece) {
+  Bytes ticket;
+  Writer out(ticket);
+  out.put(std::uint8_t{3});
+  out.varint(first);
+  out.varint(piece);
+  return ticket;
+}
+
+/// Counts what is sent as bulk data.
+struct CountingWire final : Wire {
+  ControlId control(Bytes, Descriptors) override { return 1; }
+  void read(Buffer, Completion) override {}
+  void send_bulk(std::uint64_t, Buffer part, Completion written) override {
+    bytes += part.bytes;
+    ++pieces;
+    complete(std::move(written), {});
+  }
+  void receive_bulk(std::uint64_t, Buffer, Completion) override {}
+  void ready(Status) override {}
+  [[nodiscard]] std::string_view peer() const override { return "peer"; }
+  [[nodiscard]] bool splits_bulk() const override { return true; }
+  std::size_t bytes = 0, pieces = 0;
+};
+
+struct BasicInPieces : Basic {
+  BasicInPieces() { a.splits = true; }
+};
+
+TEST_F(BasicInPieces, ALargeBufferGoesInPiecesAndLandsWhole) {
+  Letter letter(a);
+  ASSERT_TRUE(letter.offer(memory->filled(BasicDriver::pieces_from - 1, 1)));
+  ASSERT_TRUE(letter.offer(memory->filled(in_pieces, 2)));
+  ASSERT_TRUE(letter.offer(memory->filled(BasicDriver::bulk_from, 3)));
+  EXPECT_EQ(letter.tickets[0].opaque, (Bytes{std::byte{2}, std::byte{1}}));
+  EXPECT_EQ(letter.tickets[1].opaque, pieces_ticket(2, BasicDriver::piece_bytes));
+  EXPECT_EQ(letter.tickets[2].opaque, (Bytes{std::byte{2}, std::byte{5}})) << "its three pieces have other sequences";
+  letter.send();
+  const auto arrivals = b.receive();
+  ASSERT_EQ(arrivals.size(), 3u);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(arrivals[i]->landed.wait_name(), "Ok");
+    EXPECT_TRUE(memory->holds(arrivals[i]->buffer, i + 1)) << i;
+    EXPECT_EQ(letter.released[i].wait_name(), "Ok");
+    EXPECT_EQ(letter.released[i].runs(), 1);
+  }
+}
+
+TEST_F(BasicInPieces, ItLandsWithItsLastPiece) {
+  b.bulk().hold_after(BasicDriver::pieces_from + 1000);
+  Outcome pulled, landed;
+  b.behave({.before_pull = [&](Arrival&) { pulled.completion()({}); },
+            .on_landed = [&](Arrival&) { landed.completion()({}); }});
+  const auto released = a.send(memory->filled(std::size_t{64} << 20, 1));
+  EXPECT_EQ(pulled.wait_name(), "Ok");
+  EXPECT_EQ(landed.runs(), 0);
+  EXPECT_EQ(released.runs(), 0);
+  b.bulk().resume();
+  EXPECT_EQ(landed.wait_name(), "Ok");
+  EXPECT_EQ(released.wait_name(), "Ok");
+}
+
+TEST_F(BasicInPieces, AnEndInTheMiddleFailsItOnce) {
+  b.bulk().hold_after(BasicDriver::piece_bytes + 1000);
+  const auto released = a.send(memory->filled(std::size_t{64} << 20, 1));
+  const auto until = std::chrono::steady_clock::now() + patience;
+  while (b.expected_bulk() == 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  a.close(Status(Code::connection_lost, "the network is gone"));
+  b.bulk().resume();
+  EXPECT_EQ(released.wait_name(), "ConnectionLost");
+  EXPECT_EQ(released.runs(), 1);
+  const auto arrivals = b.receive();
+  ASSERT_EQ(arrivals.size(), 1u);
+  EXPECT_EQ(arrivals.front()->landed.wait_name(), "ConnectionLost");
+  EXPECT_EQ(arrivals.front()->landed.runs(), 1);
+}
+
+TEST_F(BasicInPieces, MoreThanFourGibibytesOfThemStayBelowTheBound) {
+  Buffer huge = memory->allocate(1);  // no byte of it is read
+  huge.bytes = (std::size_t{5} << 30) + 1;
+  CountingWire wire;
+  const auto channel = driver.open(wire, {});
+  Letter letter(a);
+  Outcome released;
+  const auto offer = channel->offer(huge, Sharing::by_value, letter, released.completion());
+  EXPECT_TRUE(std::holds_alternative<Ticket>(offer));
+  EXPECT_EQ(wire.bytes, huge.bytes);
+  EXPECT_LE(wire.pieces, BasicDriver::most_pieces);
+  EXPECT_EQ(released.runs(), 1);
+}
+
+TEST_F(BasicInPieces, AWithdrawnOneIsDroppedPieceByPiece) {
+  {
+    Letter letter(a);
+    ASSERT_TRUE(letter.offer(memory->filled(in_pieces, 1)));
+  }
+  const auto next = a.send(memory->filled(in_pieces, 2));
+  EXPECT_EQ(next.wait_name(), "Ok");
+  const auto arrivals = b.receive();
+  ASSERT_EQ(arrivals.size(), 1u);
+  EXPECT_TRUE(memory->holds(arrivals.front()->buffer, 2));
+}
+
+TEST_F(BasicInPieces, WithoutMemoryForItThePiecesAreDropped) {
+  b.behave({.before_pull = [](Arrival& arrival) { arrival.has_memory = arrival.number.message != 1; }});
+  (void)a.send(memory->filled(in_pieces, 1));
+  const auto refused = b.receive();
+  ASSERT_EQ(refused.size(), 1u);
+  EXPECT_EQ(refused.front()->landed.wait_name(), "ResourceExhausted");
+  (void)a.send(memory->filled(in_pieces, 2));
+  const auto arrivals = b.receive();
+  ASSERT_EQ(arrivals.size(), 1u);
+  EXPECT_EQ(arrivals.front()->landed.wait_name(), "Ok");
+  EXPECT_TRUE(memory->holds(arrivals.front()->buffer, 2));
+}
+
+TEST_F(BasicInPieces, ATicketThatNoSenderMakesIsRefusedBeforeAnyMemoryIsTaken) {
+  constexpr std::uint64_t bytes = std::uint64_t{16} << 20, most = ~std::uint64_t{0};
+  const std::vector<std::pair<std::uint64_t, Bytes>> wrong = {
+      {bytes, pieces_ticket(1, 0)},                                       // pieces without bytes
+      {bytes, pieces_ticket(1, bytes)},                                   // one piece
+      {bytes, pieces_ticket(1, most)},                                    //
+      {bytes, pieces_ticket(1, bytes / (BasicDriver::most_pieces + 1))},  // too many
+      {most, pieces_ticket(1, 1)},                                        //
+      {bytes, pieces_ticket(most - 1, bytes / 4)},                        // their sequences wrap around
+      {0, pieces_ticket(1, 1)},                                           // an empty buffer
+      {bytes, Bytes{std::byte{3}, std::byte{1}}},                         // cut
+  };
+  for (const auto& [size, opaque] : wrong) {
+    Letter letter(a);
+    letter.tickets.push_back({.bytes = size, .opaque = opaque});
+    letter.send();
+    const auto arrivals = b.receive();
+    ASSERT_EQ(arrivals.size(), 1u);
+    EXPECT_EQ(arrivals.front()->landed.wait_name(), "ProtocolError");
+    EXPECT_EQ(arrivals.front()->filled, 0);
+  }
+  EXPECT_EQ(b.expected_bulk(), 0u);
+}
+
+TEST_F(BasicInPieces, PiecesOfAnotherSizeThanTheTicketSaysFail) {
+  for (const std::uint64_t piece : {BasicDriver::piece_bytes - 1, BasicDriver::piece_bytes + 1}) {
+    WirePair other(driver, driver, {}, *memory, *memory);
+    other.a->splits = true;
+    Letter letter(*other.a);
+    ASSERT_TRUE(letter.offer(memory->filled(in_pieces, 1)));
+    letter.tickets.front().opaque = pieces_ticket(1, piece);
+    letter.send();
+    const auto arrivals = other.b->receive();
+    ASSERT_EQ(arrivals.size(), 1u);
+    EXPECT_EQ(arrivals.front()->landed.wait_name(), "ProtocolError");
+  }
+}
+
+TEST_F(BasicInPieces, PiecesThatAnotherTicketNamesFail) {
+  Letter letter(a);
+  ASSERT_TRUE(letter.offer(memory->filled(in_pieces, 1)));
   letter.tickets.push_back(letter.tickets.front());
   letter.send();
   const auto arrivals = b.receive();

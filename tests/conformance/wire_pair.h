@@ -3,6 +3,7 @@
 /// buffers.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -97,6 +98,8 @@ class WireEnd final : public Wire {
           SharedState* shared = nullptr);
   ~WireEnd();
 
+  std::atomic<bool> splits = false;  // the result of splits_bulk()
+
   /// Starts the threads. If both ends are in one process, call it when both exist.
   void start();
   /// Waits for the probe to end. Returns its last status, or nullopt if that takes longer than `patience`.
@@ -110,6 +113,7 @@ class WireEnd final : public Wire {
   void ready(Status probed) override;
   [[nodiscard]] std::string_view peer() const override { return peer_; }
   [[nodiscard]] SharedState* shared() override { return shared_; }
+  [[nodiscard]] bool splits_bulk() const override { return splits; }
 
   Channel& channel() { return *channel_; }
   DeviceMemory& memory() { return memory_; }
