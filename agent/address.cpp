@@ -437,6 +437,13 @@ std::string peer_address(int fd) {
   return join_host_port(host, ntohs(reinterpret_cast<const sockaddr_in*>(&peer)->sin_port));
 }
 
+std::string local_host(int fd) {
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) != 0) return "";
+  return numeric(reinterpret_cast<const sockaddr*>(&own));
+}
+
 void remove_unix_socket(const std::string& address) noexcept {
   if (!address.empty() && address.front() != '@') ::unlink(address.c_str());
 }

@@ -76,6 +76,9 @@ Result<HostPort> split_host_port(std::string_view text);
 /// Returns the address and port of the other end of a connected TCP socket, for texts; "": it has none.
 std::string peer_address(int fd);
 
+/// Returns the address of this end of a connected TCP socket, without its port; "": it has none.
+std::string local_host(int fd);
+
 struct TcpListener {
   FileDescriptor socket;  // listening, non-blocking, close-on-exec
   std::uint16_t port = 0;

@@ -115,6 +115,7 @@ class ChannelBinding final : public Wire {
     if (parts_.bulk_reads.add({code(), sequence}, {std::move(destination), std::move(landed)}))
       parts_.around.link.resume_bulk();
   }
+  [[nodiscard]] bool splits_bulk() const override { return parts_.around.link.splits_bulk(); }
   void ready(Status probed) override {
     bool assumed = immediate_;
     {

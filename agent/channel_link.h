@@ -23,6 +23,8 @@ class ChannelLink {
   virtual void write_controls() = 0;
   /// Sends a bulk frame and its buffer; see Connections.
   virtual void send_bulk(Bytes frame, FrameStream::Part part) = 0;
+  /// Returns whether large buffers should go in pieces; see Connections.
+  [[nodiscard]] virtual bool splits_bulk() const = 0;
   /// Continues to read the peer's bulk connections: a destination for bulk bytes has been registered.
   virtual void resume_bulk() = 0;
   /// Returns how many bulk connections there are on which the peer sends.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "agent/address.h"
 #include "agent/engine.h"
 #include "agent/link.h"
 #include "agent/transport/long_slice.h"
@@ -92,6 +93,18 @@ std::vector<Connections::Stream> Connections::streams() const {
 bool Connections::reads_bulk(const FrameStream& stream) const {
   const std::lock_guard lock(mutex_);
   return std::any_of(bulk_.in.begin(), bulk_.in.end(), [&](const auto& one) { return one.get() == &stream; });
+}
+
+std::vector<std::string> Connections::networks(ConnectionRole role) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> hosts;
+  for (const auto& stream : bulk(role)) hosts.push_back(local_host(stream->fd()));
+  return hosts;
+}
+
+bool Connections::splits_bulk() const {
+  const std::lock_guard lock(mutex_);
+  return bulk_.splits();
 }
 
 std::size_t Connections::bulk_connections_in() const {
@@ -244,18 +257,26 @@ void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
   write_waiting_bulk(1);
 }
 
-/// Writes up to `count` buffers that wait, until the socket is full. A pool thread writes the rest.
+/// Writes up to `count` buffers that wait, until the socket is full. A pool thread writes the rest. If the connections
+/// go over several networks, further pool threads write to the other idle ones.
 void Connections::write_waiting_bulk(std::size_t count) {
   Stream stream;
+  std::vector<Stream> others;
   bool begin = false;
   {
     const std::lock_guard lock(mutex_);
     if (closed() || unsent_.buffers.empty()) return;
     stream = bulk_.take_idle();
     if (!stream) begin = bulk_.out.empty() ? begin_dialling(ConnectionRole::bulk_out) : begin_another_bulk_dial();
+    while (stream && bulk_.splits() && others.size() + 1 < unsent_.buffers.size()) {
+      auto other = bulk_.take_idle();
+      if (!other) break;
+      others.push_back(std::move(other));
+    }
   }
   if (begin) get_bulk();
   if (!stream) return;
+  for (const auto& other : others) finish_writes(other);
   std::vector<FrameStream::Written> written;
   auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
   auto next = NextBuffer::written;
@@ -411,6 +432,8 @@ Connections::Stream Connections::attach(Connected& connection, const std::shared
     const bool own = hello.incarnation == link_.engine().identity.self.incarnation;  // the other end is noted
     if (!(own && !connection.dialled) && !session->use_connection(given)) return nullptr;
     number_.store(given, std::memory_order_release);
+    constexpr auto needed = wire::feature::pieces | wire::feature::several_bulk | wire::feature::several_networks;
+    if (!connection.port->local() && (hello.features & needed) == needed) bulk_.spread();
   }
   auto stream = std::make_shared<FrameStream>(std::move(connection.port),
                                               is_bulk(role) ? FrameStream::Use::bulk : FrameStream::Use::calls);
@@ -461,13 +484,19 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
     constexpr int bytes = BulkStreams::unix_send_buffer;
     ::setsockopt(stream->fd(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
   }
-  {
-    const std::lock_guard lock(mutex_);
-    if (bulk_.out.empty()) bulk_.allow((hello.features & wire::feature::several_bulk) != 0, stream->local());
-    bulk_.add_out(stream);
-    slot(role).state = State::up;
-  }
+  add_bulk_out(stream, hello);
   finish_writes(stream);  // the buffers that wait
+}
+
+/// attaching -> up.
+void Connections::add_bulk_out(const Stream& stream, const wire::Hello& hello) {
+  const std::lock_guard lock(mutex_);
+  if (bulk_.out.empty())
+    bulk_.allow((hello.features & wire::feature::several_bulk) != 0, stream->local());
+  else if (local_host(stream->fd()) != local_host(bulk_.out.front()->fd()))
+    bulk_.over_several_networks();
+  bulk_.add_out(stream);
+  slot(ConnectionRole::bulk_out).state = State::up;
 }
 
 // ---- The end

@@ -92,6 +92,8 @@ class Connections final {
   [[nodiscard]] bool reads_bulk(const FrameStream& stream) const;
   /// Returns how many bulk connections there are on which the peer sends.
   [[nodiscard]] std::size_t bulk_connections_in() const;
+  /// Returns of each bulk connection of this role which address of this host it has (local_host()).
+  [[nodiscard]] std::vector<std::string> networks(ConnectionRole role) const;
   /// Returns all streams.
   [[nodiscard]] std::vector<Stream> streams() const;
   /// Returns whether the connection for calls has been made.
@@ -113,6 +115,9 @@ class Connections final {
   /// Sends a bulk frame and its buffer on a bulk connection of this side's. If there is none, dials one or has the peer
   /// dial it; if all are busy, another one.
   void send_bulk(Bytes frame, FrameStream::Part part);
+  /// Returns whether a large buffer should go in pieces: the bulk connections on which this side sends go over several
+  /// networks, or will when buffers wait for them.
+  [[nodiscard]] bool splits_bulk() const;
   /// While this object exists, bulk data that its thread sends on these connections waits: the frame that announces it
   /// goes first, unless another thread is still writing an earlier buffer and takes this one too. The receiver then
   /// knows the destination when the bytes come. On one thread, the objects nest.
@@ -219,6 +224,7 @@ class Connections final {
   [[nodiscard]] Slot& slot(ConnectionRole role) { return slots_[static_cast<std::size_t>(role)]; }
   [[nodiscard]] const Slot& slot(ConnectionRole role) const { return slots_[static_cast<std::size_t>(role)]; }
   [[nodiscard]] const std::vector<Stream>& bulk(ConnectionRole role) const;
+  void add_bulk_out(const Stream& stream, const wire::Hello& hello);
   bool begin_dialling(ConnectionRole role);
   void start_dial(wire::Hello::Purpose purpose);
   void begin_no_dial(ConnectionRole role);

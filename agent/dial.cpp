@@ -10,6 +10,7 @@
 #include "agent/connect.h"
 #include "agent/handshake_io.h"
 #include "agent/link.h"
+#include "agent/network_paths.h"
 #include "agent/timer.h"
 #include "base/log.h"
 #include "base/out_of_memory.h"
@@ -58,8 +59,9 @@ Bytes hello_frame(const wire::Hello& hello) {
 }
 
 /// Reaches the agent, sends this agent's hello for `link`, and reads `go` if the peer decides on the connection.
+/// `networks`: feature::several_networks, or 0. It also goes into the peer's hello, for the link.
 asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record record, std::shared_ptr<Link> link,
-                                       Purpose purpose, Milliseconds patience) {
+                                       Purpose purpose, std::uint32_t networks, Milliseconds patience) {
   std::string addresses;
   for (const auto& address : record.tcp_addresses) addresses += (addresses.empty() ? "" : ", ") + address;
   link->connections().note_dial("connecting to " + addresses);
@@ -71,7 +73,9 @@ asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record re
   io.set_deadline(deadline);
   const auto last = link->connections().number_for_hello(purpose);
   if (!last) co_return DialResult{Status(Code::cancelled, "another connection carries the calls"), true};
-  const auto frame = hello_frame(engine->hello(purpose, *last, incarnation));
+  auto hello = engine->hello(purpose, *last, incarnation);
+  hello.features |= networks;
+  const auto frame = hello_frame(hello);
   if (const auto status = co_await io.write_all(frame); !status) co_return DialResult{refused_for_now(status), true};
   if (!decides(engine->identity.self, incarnation, purpose, true)) {
     const auto go = co_await read_go(io);
@@ -80,6 +84,8 @@ asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record re
   }
   reached.connected->port = io.take_port();
   reached.connected->hello.purpose = purpose;
+  reached.connected->hello.features &= ~wire::feature::several_networks;
+  reached.connected->hello.features |= networks;
   co_return reached;
 }
 
@@ -125,7 +131,9 @@ class Dial final {
   Next prepare() {
     if (!link_->connections().keep_dialling(purpose_)) return Next::over;
     session_ = link_->session();
-    return session_ ? prepare_known() : prepare_stranger();
+    const auto next = session_ ? prepare_known() : prepare_stranger();
+    if (next == Next::attempt) choose_network();
+    return next;
   }
   /// The attempt has ended.
   Next conclude(DialResult result) {
@@ -161,8 +169,21 @@ class Dial final {
   [[nodiscard]] bool connected() const { return purpose_ == Purpose::calls && link_->connections().connected(); }
   [[nodiscard]] const std::optional<Record>& record() const { return record_; }
   [[nodiscard]] Milliseconds patience() const { return patience_; }
+  /// Returns feature::several_networks for a connection for calls if there are several paths to the peer, else 0.
+  [[nodiscard]] std::uint32_t networks() const { return networks_; }
 
  private:
+  /// Finds the paths to the peer. A bulk connection first tries the one that carries the fewest of its kind.
+  void choose_network() {
+    auto& theirs = record_->tcp_addresses;
+    const auto paths = separate_paths(engine_->identity.record.tcp_addresses, theirs, route_to);
+    networks_ = paths.empty() || purpose_ != Purpose::calls ? 0 : wire::feature::several_networks;
+    if (paths.empty() || purpose_ == Purpose::calls) return;
+    const auto used = link_->connections().networks(dialled_role(purpose_));
+    const auto first = std::find(theirs.begin(), theirs.end(), least_used(paths, used).to);
+    std::rotate(theirs.begin(), first, first + 1);
+  }
+
   /// Dials a peer of which no incarnation is known.
   Next prepare_stranger() {
     // The directory waits for an absent peer only as long as the link's calls allow, and in short slices, because a
@@ -235,6 +256,7 @@ class Dial final {
   int attempts_ = 0;
   std::shared_ptr<Session> session_;
   std::optional<Record> record_;
+  std::uint32_t networks_ = 0;
   Milliseconds patience_{0};
   Status dead_;    // why the store says that the peer is dead
   Status missed_;  // why the attempt to dial a peer without a session has failed
@@ -288,7 +310,7 @@ asio::awaitable<void> dial_until_attached(std::shared_ptr<Engine> engine, std::s
   for (std::optional<Next> next(Next::pause); next != Next::over;) {
     next = co_await on_pool(*engine, prepare);
     if (next == Next::attempt) {
-      auto reached = co_await dial_agent(engine, *dial->record(), link, purpose, dial->patience());
+      auto reached = co_await dial_agent(engine, *dial->record(), link, purpose, dial->networks(), dial->patience());
       const auto result = std::make_shared<DialResult>(std::move(reached));
       const auto conclude = [dial, result] { return dial->conclude(std::move(*result)); };
       next = co_await on_pool(*engine, conclude);

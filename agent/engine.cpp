@@ -34,7 +34,7 @@ wire::Hello Engine::hello(wire::Hello::Purpose purpose, std::uint64_t connection
   hello.expected = expected;
   hello.drivers = drivers.announced();
   hello.devices = options.devices;
-  hello.features = wire::feature::bundles | wire::feature::several_bulk | wire::feature::status;
+  hello.features = wire::feature::bundles | wire::feature::several_bulk | wire::feature::status | wire::feature::pieces;
   if (options.shared_memory && pool->doorbell().shareable()) hello.features |= wire::feature::ring;
   return hello;
 }

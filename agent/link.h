@@ -121,6 +121,7 @@ class Link final : public FrameSink,
   void send_bulk(Bytes frame, FrameStream::Part part) override {
     connections_.send_bulk(std::move(frame), std::move(part));
   }
+  [[nodiscard]] bool splits_bulk() const override { return connections_.splits_bulk(); }
   void resume_bulk() override { connections_.resume_bulk(); }
   [[nodiscard]] std::size_t bulk_connections_in() const override { return connections_.bulk_connections_in(); }
   [[nodiscard]] bool local() const override { return connections_.local(); }

@@ -5,6 +5,9 @@
 /// end. A buffer goes on one connection, whole. Buffers that wait belong to the link, so the next connection that is
 /// free takes the one that has waited longest.
 ///
+/// If the two hosts have several networks in common, the connections are spread over them. A large buffer then goes as
+/// several buffers (splits()), of which a slower network takes fewer.
+///
 /// Threads: none of its own; the mutex of Connections guards it.
 #pragma once
 
@@ -50,6 +53,14 @@ class BulkStreams final {
     return bytes >= worth_another && !out.empty() && out.size() < most_out_;
   }
 
+  /// The peer puts buffers together from pieces, and further connections go over other networks if they can.
+  void spread() noexcept { spread_ = true; }
+  /// Two connections of `out` go over different networks.
+  void over_several_networks() noexcept { several_networks_ = true; }
+  /// Returns whether a large buffer should go in pieces. The first one does, because the connections are made when
+  /// buffers wait. It ends if no further connection can be made and all go over one network.
+  [[nodiscard]] bool splits() const noexcept { return spread_ && (several_networks_ || out.size() < most_out_); }
+
   /// Adds a connection that this side writes. The caller has it, as after take_idle().
   void add_out(const Stream& stream) {
     out.push_back(stream);
@@ -69,6 +80,7 @@ class BulkStreams final {
  private:
   std::vector<const FrameStream*> taken_;  // of `out`
   std::size_t most_out_ = 1;
+  bool spread_ = false, several_networks_ = false;
 };
 
 }  // namespace tensorferry

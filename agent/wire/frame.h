@@ -53,6 +53,10 @@ inline constexpr std::uint32_t ring = 1;          // maps rings that peers of th
 inline constexpr std::uint32_t bundles = 2;       // reads bundles: buffer records that stand for several buffers
 inline constexpr std::uint32_t several_bulk = 4;  // accepts several bulk connections of one direction
 inline constexpr std::uint32_t status = 8;        // answers status frames
+inline constexpr std::uint32_t pieces = 16;       // puts a buffer of `basic` together from pieces
+/// From the dialler of a connection for calls: the two agents have several networks in common, and the dialler spreads
+/// the bulk connections over them.
+inline constexpr std::uint32_t several_networks = 32;
 }  // namespace feature
 
 namespace flag {

@@ -1,4 +1,6 @@
 // Large buffers in flight: the bulk connections that they go on.
+#include "agent/transport/bulk_streams.h"
+
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -8,6 +10,7 @@
 #include <vector>
 
 #include "agent/transport/long_slice.h"
+#include "channels/basic/basic_channel.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/raw_peer.h"
 
@@ -151,6 +154,161 @@ TEST(LongSlice, LastsAsLongAsTheObject) {
     EXPECT_EQ(slice_of_this_thread(), 50'000'000U);
   }
   EXPECT_EQ(slice_of_this_thread(), before);
+}
+
+// ---- Pieces of a buffer, over several networks
+
+constexpr auto spreads = wire::feature::several_bulk | wire::feature::pieces | wire::feature::several_networks;
+
+/// A raw peer that has dialled the agent by TCP, and so dials its bulk connections too.
+struct RawDialler {
+  RawDialler(std::shared_ptr<MemoryStore> of, std::uint32_t features)
+      : store(std::move(of)), hello(hello_of(features)), calls(raw_dial(store, "agent", hello, false)) {
+    EXPECT_TRUE(calls.write(plain_frame(wire::Kind::ping)).ok());
+    EXPECT_TRUE(calls.read(wire::Kind::pong).ok());  // the agent has the connection, and calls by it
+  }
+
+  RawConnection dial(wire::Hello::Purpose purpose) {
+    auto bulk = hello;
+    bulk.purpose = purpose;
+    return raw_dial(store, "agent", bulk, false);
+  }
+  /// Returns the ticket of the next request's buffer.
+  Bytes read_ticket() {
+    const auto request = calls.read(wire::Kind::request);
+    const auto frame =
+        request.ok() ? wire::Frame::decode(request->header, request->body) : Result<wire::Frame>(request.status());
+    EXPECT_TRUE(frame.ok()) << frame.status().text();
+    if (!frame.ok() || frame->buffers.empty()) return {};
+    return {frame->buffers[0].ticket.begin(), frame->buffers[0].ticket.end()};
+  }
+  /// Reads the agent's wish for a bulk connection, and dials it.
+  RawConnection grant() {
+    EXPECT_TRUE(calls.read(wire::Kind::want_bulk).ok());
+    return dial(wire::Hello::Purpose::bulk_back);
+  }
+
+  static wire::Hello hello_of(std::uint32_t features) {
+    auto hello = raw_hello("raw");
+    hello.features = features;
+    return hello;
+  }
+  std::shared_ptr<MemoryStore> store;
+  wire::Hello hello;
+  RawConnection calls;
+};
+
+Bytes pieces_ticket(std::uint64_t first, std::uint64_t piece) {
+  Bytes ticket;
+  Writer writer(ticket);
+  writer.put(std::uint8_t{3});
+  writer.varint(first);
+  writer.varint(piece);
+  return ticket;
+}
+
+constexpr std::size_t very_large = std::size_t{64} << 20;  // more than a few sockets take
+
+/// Reads so many pieces, from whichever connection has one, and returns how many came by each.
+std::vector<int> read_pieces(std::vector<RawConnection>& connections, std::size_t pieces, const Buffer& sent) {
+  std::vector<int> came(connections.size());
+  for (; pieces != 0; --pieces) {
+    std::vector<pollfd> readable;
+    for (const auto& each : connections) readable.push_back({each.fd(), POLLIN, 0});
+    if (::poll(readable.data(), readable.size(), static_cast<int>(long_enough.count())) <= 0) break;
+    std::size_t from = 0;
+    while ((readable[from].revents & POLLIN) == 0) ++from;
+    const auto frame = connections[from].read(wire::Kind::bulk);
+    if (!frame.ok()) break;
+    const auto at = (frame->header.sequence - 1) * BasicDriver::piece_bytes;
+    EXPECT_LE(at + frame->header.trailing, sent.bytes);
+    const auto bytes = connections[from].read_bytes(frame->header.trailing);
+    EXPECT_EQ(std::memcmp(bytes.data(), sent.data + at, bytes.size()), 0) << "sequence " << frame->header.sequence;
+    ++came[from];
+  }
+  EXPECT_EQ(pieces, 0U) << "pieces are missing";
+  return came;
+}
+
+TEST_F(BulkConnections, WithSeveralNetworksABufferGoesInPiecesSideBySide) {
+  RawDialler peer(store, spreads);
+  const auto calls = send_buffers(*agent, 1, very_large);
+  EXPECT_EQ(peer.read_ticket(), pieces_ticket(1, BasicDriver::piece_bytes));
+  std::vector<RawConnection> bulk;
+  for (int i = 0; i < 3; ++i) bulk.push_back(peer.grant());  // while nothing has been read
+  const auto came = read_pieces(bulk, very_large / BasicDriver::piece_bytes, patterned(very_large, 1));
+  for (const auto pieces : came) EXPECT_GT(pieces, 0);
+}
+
+TEST_F(BulkConnections, IdleConnectionsToSeveralNetworksTakePiecesToo) {
+  RawDialler peer(store, spreads);
+  auto calls = send_buffers(*agent, 1, very_large);
+  std::vector<RawConnection> bulk;
+  for (int i = 0; i < 2; ++i) bulk.push_back(peer.grant());
+  (void)read_pieces(bulk, very_large / BasicDriver::piece_bytes, patterned(very_large, 1));
+  const auto more = send_buffers(*agent, 1, very_large);
+  for (auto& each : bulk) {  // both, while nothing is read
+    const auto frame = each.read(wire::Kind::bulk);
+    ASSERT_TRUE(frame.ok()) << frame.status().text();
+    EXPECT_EQ(frame->header.trailing, BasicDriver::piece_bytes);
+  }
+}
+
+TEST_F(BulkConnections, PiecesEndIfAllConnectionsGoOverOneNetwork) {
+  RawDialler peer(store, spreads);
+  const auto calls = send_buffers(*agent, 1, very_large);
+  EXPECT_EQ(peer.read_ticket(), pieces_ticket(1, BasicDriver::piece_bytes));
+  std::vector<RawConnection> bulk;
+  for (std::size_t i = 0; i < BulkStreams::most; ++i) bulk.push_back(peer.grant());
+  (void)read_pieces(bulk, very_large / BasicDriver::piece_bytes, patterned(very_large, 1));
+  const auto more = send_buffers(*agent, 1, large);
+  EXPECT_EQ(peer.read_ticket(), bulk_ticket(very_large / BasicDriver::piece_bytes + 1));
+}
+
+TEST_F(BulkConnections, APeerWithoutOneOfTheFeaturesGetsWholeBuffers) {
+  for (const auto missing : {wire::feature::several_bulk, wire::feature::pieces, wire::feature::several_networks}) {
+    RawDialler peer(store, spreads & ~missing);
+    auto calls = send_buffers(*agent, 1, large);
+    EXPECT_EQ(peer.read_ticket(), bulk_ticket(1)) << missing;
+    peer.calls.close();
+    ASSERT_TRUE(calls.front().wait());
+  }
+}
+
+TEST_F(BulkConnections, PiecesInAnyOrderOnAnyConnectionLandInTheirPlaces) {
+  serve_echo(*agent);
+  RawDialler peer(store, spreads);
+  auto one = peer.dial(wire::Hello::Purpose::bulk), other = peer.dial(wire::Hello::Purpose::bulk);
+  const auto send = [](RawConnection& by, std::uint64_t sequence, std::string_view bytes) {
+    wire::Header header;
+    header.kind = wire::Kind::bulk;
+    header.sequence = sequence;
+    header.trailing = bytes.size();
+    ASSERT_TRUE(by.write(wire::assemble(header, {}, {}, {})).ok());
+    ASSERT_TRUE(by.write(bytes).ok());
+  };
+  ASSERT_TRUE(peer.calls.write(request_frame(1, "echo", record_frame(10, pieces_ticket(7, 4)), 1)).ok());
+  send(one, 9, "89");
+  send(other, 8, "4567");
+  send(one, 7, "0123");
+  const auto reply = peer.calls.read(wire::Kind::reply);
+  ASSERT_TRUE(reply.ok()) << reply.status().text();
+  const auto frame = wire::Frame::decode(reply->header, reply->body);
+  ASSERT_TRUE(frame.ok() && frame->buffers.size() == 1);
+  EXPECT_EQ(text_of(frame->buffers[0].ticket), "0123456789");
+}
+
+TEST_F(BulkConnections, APieceOfAnotherSizeEndsTheLink) {
+  serve_echo(*agent);
+  RawDialler peer(store, spreads);
+  auto bulk = peer.dial(wire::Hello::Purpose::bulk);
+  ASSERT_TRUE(peer.calls.write(request_frame(1, "echo", record_frame(10, pieces_ticket(7, 4)), 1)).ok());
+  wire::Header header;
+  header.kind = wire::Kind::bulk;
+  header.sequence = 9;  // has two bytes
+  header.trailing = 4;
+  ASSERT_TRUE(bulk.write(wire::assemble(header, {}, {}, {})).ok());
+  EXPECT_TRUE(peer.calls.ended());
 }
 
 class BulkBetweenAgents : public ::testing::TestWithParam<Ways> {};
