@@ -33,6 +33,7 @@ ON_REQUEST = ("tensorpipe",)  # channels that an agent has only where its option
 BARE_UNIX = "bare unix round trip"
 BARE_TCP = "bare TCP round trip"
 WITHOUT_TLS = "tensorferry without TLS"
+ONE_INTERFACE = "tensorferry over one interface"
 GRPC = "gRPC C++ over a unix socket"
 BARE_TRANSFER = {"unix": "bare unix transfer", "tcp": "bare TCP transfer"}
 RAY, MONARCH, PYZMQ = STRANGERS = ("Ray", "Monarch", "pyzmq")
@@ -70,6 +71,7 @@ class Lab:
         self._groups: dict[tuple[int, bool], Team] = {}
         self._strangers: dict[str, Stranger] = {}
         self._hosts: Hosts | None = None
+        self._wide_hosts: Hosts | None = None
         self._stores: tempfile.TemporaryDirectory[str] | None = None
 
     def team(self, who: str, size: int = PAIR, options: Mapping[str, Any] | None = None) -> Team:
@@ -107,6 +109,12 @@ class Lab:
             self._hosts = Hosts()
         return self._hosts
 
+    def wide_hosts(self) -> Hosts:
+        """Two hosts with two networks between them, whose rate is the limit and not the CPUs."""
+        if self._wide_hosts is None:
+            self._wide_hosts = Hosts(2, "1gbit")
+        return self._wide_hosts
+
     def stranger(self, name: str) -> Stranger:
         if name not in self._strangers:
             self._strangers[name] = Stranger(name)
@@ -129,8 +137,9 @@ class Lab:
     def __exit__(self, *_: object) -> None:
         self.dismiss()
         self.hogs.close()
-        if self._hosts is not None:
-            self._hosts.close()
+        for hosts in (self._hosts, self._wide_hosts):
+            if hosts is not None:
+                hosts.close()
         if self._stores is not None:
             self._stores.cleanup()
 
@@ -196,6 +205,20 @@ def between_hosts(name: str, **options: str) -> Contestant:
 
     def measure(lab: Lab, placement: Placement) -> Samples:
         return lab.programs.run(name, placement, lab.seconds, None, **options, **lab.hosts().options())
+
+    return Contestant(prepare, measure)
+
+
+def over_interfaces(networks: int, name: str, **options: str) -> Contestant:
+    """As between_hosts(), with so many of the networks of `Lab.wide_hosts`."""
+
+    def prepare(lab: Lab) -> None:
+        lab.programs.check(name)
+        lab.wide_hosts()
+
+    def measure(lab: Lab, placement: Placement) -> Samples:
+        hosts = lab.wide_hosts()
+        return lab.programs.run(name, placement, lab.seconds, hosts.interfaces(networks), **options, **hosts.options())
 
     return Contestant(prepare, measure)
 

@@ -1,4 +1,4 @@
-"""Two hosts for the rows `*network-*`: network namespaces joined by a veth pair; and iperf3 between them."""
+"""Two hosts for the rows `*network-*`: network namespaces joined by veth pairs; and iperf3 between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from benchmarks.native import Missing
 
-CALLER, CALLEE = "10.213.77.1", "10.213.77.2"
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
@@ -23,10 +22,22 @@ def _installed(program: str) -> None:
         raise Missing(f"{program} is not installed")
 
 
-def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise Missing(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        raise Missing(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def _ip(*arguments: str) -> None:
+    _run("ip", *arguments)
+
+
+def _addresses(network: int) -> tuple[str, str]:
+    """The caller's and the callee's."""
+    return f"10.213.{77 + network}.1", f"10.213.{77 + network}.2"
+
+
+CALLER, CALLEE = _addresses(0)
 
 
 def enter(namespace: str, file: str) -> None:
@@ -49,38 +60,40 @@ def enter(namespace: str, file: str) -> None:
 
 
 class Hosts:
-    """Makes the namespaces. Raises Missing where the machine does not let it."""
+    """Makes the namespaces, joined by `networks` pairs. `rate`: the bound on what each end of a pair sends, as tc reads
+    it. Raises Missing where the machine does not let it."""
 
-    def __init__(self) -> None:
+    def __init__(self, networks: int = 1, rate: str = "") -> None:
         if os.geteuid() != 0:
             raise Missing("needs root, for network namespaces")
-        _installed("ip")
-        self.names = [f"tensorferry-{os.getpid()}-{end}" for end in ("caller", "callee")]
-        self.devices = [f"tf{os.getpid()}{end}" for end in "ab"]
+        for program in ("ip", "tc") if rate else ("ip",):
+            _installed(program)
+        self.names = [f"tensorferry-{os.getpid()}-{networks}-{end}" for end in ("caller", "callee")]
+        self._pairs = [[f"tf{os.getpid()}{end}{n}" for end in "ab"] for n in range(networks)]
         try:
             for name in self.names:
                 _ip("netns", "add", name)
-            first = ["netns", self.names[0]]
-            _ip(
-                "link",
-                "add",
-                self.devices[0],
-                *first,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                self.devices[1],
-                "netns",
-                self.names[1],
-            )
-            for name, end, address in zip(self.names, self.devices, (CALLER, CALLEE)):
-                _ip("-n", name, "address", "add", f"{address}/24", "dev", end)
-                for device in (end, "lo"):
-                    _ip("-n", name, "link", "set", device, "up")
+                _ip("-n", name, "link", "set", "lo", "up")
+            for network, pair in enumerate(self._pairs):
+                self._join(network, pair, rate)
         except Missing:
             self.close()
             raise
+
+    def _join(self, network: int, pair: list[str], rate: str) -> None:
+        caller, callee = ["netns", self.names[0]], ["netns", self.names[1]]
+        _ip("link", "add", pair[0], *caller, "type", "veth", "peer", "name", pair[1], *callee)
+        for name, device, address in zip(self.names, pair, _addresses(network)):
+            _ip("-n", name, "address", "add", f"{address}/24", "dev", device)
+            _ip("-n", name, "link", "set", device, "up")
+            if rate:
+                limit = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "20ms"]
+                _run("tc", "-n", name, "qdisc", "add", "dev", device, *limit)
+
+    def interfaces(self, networks: int) -> dict[str, str]:
+        """The variables of programs that use so many of the networks."""
+        devices = [device for pair in self._pairs[:networks] for device in pair]
+        return {"TENSORFERRY_SOCKET_IFNAME": "=" + ",".join(devices)}
 
     def options(self) -> dict[str, str]:
         """What a program needs to know to be on both hosts."""
@@ -88,7 +101,7 @@ class Hosts:
 
     def end(self, number: int) -> dict[str, str]:
         """What a Python process needs to know to be on one of the hosts, 0 or 1."""
-        return {"namespace": self.names[number], "device": self.devices[number]}
+        return {"namespace": self.names[number], "device": self._pairs[0][number]}
 
     def check_iperf3(self) -> None:
         """Raises Missing where there is no iperf3."""

@@ -22,6 +22,7 @@ from benchmarks.contestants import (
     GLOO,
     GRPC,
     IPERF3,
+    ONE_INTERFACE,
     ONE_TENSOR,
     OURS,
     QUIET,
@@ -45,6 +46,7 @@ from benchmarks.contestants import (
     in_new_pair,
     iperf3,
     one_sided,
+    over_interfaces,
     program,
     python,
     stranger,
@@ -321,6 +323,19 @@ def _over_tls(size: int) -> Row:
     )
 
 
+def _over_two_interfaces() -> Row:
+    size = 64 << 20
+    given = {"transport": "tcp", "kind": "tensor", "bytes": str(size)}
+    return Row(
+        "network-interfaces",
+        "64 MB tensor, sent from C++ over two veth pairs of 1 Gbit/s each",
+        (Figure(gigabytes_sent(size), {ONE_INTERFACE: 1.8}),),
+        ours=over_interfaces(2, "cpp_transfer", **given),
+        peers={ONE_INTERFACE: over_interfaces(1, "cpp_transfer", **given)},
+        rounds=3,
+    )
+
+
 def _small_beside_large() -> Row:
     given = {"transport": "tcp", "kind": "empty"}
     return Row(
@@ -542,6 +557,7 @@ ROWS = [
     *[_tensors_by("tcp", "basic", TRANSPORTS["tcp"], size) for size in TENSOR_TARGETS],
     *[_between_hosts(tensors) for tensors in (1, 4)],
     *[_over_tls(size) for size in (0, 64 << 20)],
+    _over_two_interfaces(),
     _small_beside_large(),
     _empty_call_beside_hogs(Placement.UNPINNED),
     _empty_call_beside_hogs(Placement.TWO_CORES),
