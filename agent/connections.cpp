@@ -9,7 +9,6 @@
 #include "agent/engine.h"
 #include "agent/link.h"
 #include "agent/transport/long_slice.h"
-#include "base/out_of_memory.h"
 #include "base/text.h"
 #include "channels/completion.h"
 
@@ -262,6 +261,7 @@ void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
 void Connections::write_waiting_bulk(std::size_t count) {
   Stream stream;
   std::vector<Stream> others;
+  others.reserve(BulkStreams::most);  // before a stream is taken
   bool begin = false;
   {
     const std::lock_guard lock(mutex_);
@@ -277,16 +277,18 @@ void Connections::write_waiting_bulk(std::size_t count) {
   if (begin) get_bulk();
   if (!stream) return;
   for (const auto& other : others) finish_writes(other);
-  std::vector<FrameStream::Written> written;
-  auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
-  auto next = NextBuffer::written;
-  for (; next == NextBuffer::written && count != 0; --count) next = go_on_writing(stream, apart);
-  if (!written.empty()) complete_apart(std::move(written));
-  if (next == NextBuffer::written) {
-    const std::lock_guard lock(mutex_);
-    if (unsent_.buffers.empty()) return bulk_.give_back(stream.get());
-  }
-  if (next != NextBuffer::none) finish_writes(stream);
+  or_break_off(stream, [&] {
+    std::vector<FrameStream::Written> written;
+    auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
+    auto next = NextBuffer::written;
+    for (; next == NextBuffer::written && count != 0; --count) next = go_on_writing(stream, apart);
+    if (!written.empty()) complete_apart(std::move(written));
+    if (next == NextBuffer::written) {
+      const std::lock_guard lock(mutex_);
+      if (unsent_.buffers.empty()) return bulk_.give_back(stream.get());
+    }
+    if (next != NextBuffer::none) finish_writes(stream);
+  });
 }
 
 /// up -> dialling, if a buffer waits that is worth another bulk connection. Under mutex_.
@@ -377,6 +379,15 @@ void Connections::say_goodbye() {
 // ---- Bulk data that arrives
 
 void Connections::read_bulk(const Stream& stream) {
+  try {
+    read_while_readable(stream);
+  } catch (const std::bad_alloc&) {  // the pool may not watch the stream any more
+    out_of_memory::release_reserve();
+    link_.close_after_peer(out_of_memory::status());
+  }
+}
+
+void Connections::read_while_readable(const Stream& stream) {
   const LongSlice slice;
   const Milliseconds lingers(link_.engine().options.surroundings.threads ? 2 : 0);
   while (stream->begin_read()) {
@@ -407,8 +418,10 @@ void Connections::resume_bulk() {
     held.swap(bulk_.held);
   }
   for (const auto& stream : held) {
-    link_.engine().pool->submit_long(
-        [link = link_.shared_from_this(), stream] { link->connections().read_bulk(stream); });
+    or_break_off(stream, [&] {
+      link_.engine().pool->submit_long(
+          [link = link_.shared_from_this(), stream] { link->connections().read_bulk(stream); });
+    });
   }
 }
 
@@ -501,13 +514,13 @@ void Connections::add_bulk_out(const Stream& stream, const wire::Hello& hello) {
 
 // ---- The end
 
-bool Connections::end(const Status& why, bool unless_awaited, Remains& remains) {
+bool Connections::end(const Status& why, bool unless_awaited, Remains& remains) noexcept {
   const std::lock_guard lock(mutex_);
   if (closed_.load() || (unless_awaited && (calls_ || !unsent_.calls.empty()))) return false;
-  remains.streams.clear();
-  if (calls_) remains.streams.push_back(calls_);
-  remains.streams.insert(remains.streams.end(), bulk_.out.begin(), bulk_.out.end());
-  remains.streams.insert(remains.streams.end(), bulk_.in.begin(), bulk_.in.end());
+  auto next = remains.streams.begin();
+  if (calls_) *next++ = calls_;
+  next = std::copy(bulk_.out.begin(), bulk_.out.end(), next);
+  std::copy(bulk_.in.begin(), bulk_.in.end(), next);
   status_ = why;
   closed_.store(true, std::memory_order_release);
   changed_state();

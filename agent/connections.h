@@ -15,10 +15,11 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -33,6 +34,7 @@
 #include "agent/unsent_messages.h"
 #include "agent/wire/frame.h"
 #include "base/mutex.h"
+#include "base/out_of_memory.h"
 
 namespace tensorferry {
 
@@ -203,18 +205,31 @@ class Connections final {
   // --- the end -------------------------------------------------------------------------------------------------------
   /// What a link had when it ended.
   struct Remains {
-    std::vector<Stream> streams;
+    std::array<Stream, 1 + 2 * BulkStreams::most> streams;  // null behind the last one
     std::list<UnsentCall> calls;
-    std::deque<std::pair<Bytes, FrameStream::Part>> buffers;
+    std::list<std::pair<Bytes, FrameStream::Part>> buffers;
   };
   /// Marks the link as ended, and hands out what it had. False: it has ended before, or `unless_awaited` and calls wait
-  /// for a connection, or there is one. If it throws std::bad_alloc, the link has not ended.
-  bool end(const Status& why, bool unless_awaited, Remains& remains);
+  /// for a connection, or there is one. Takes no memory.
+  bool end(const Status& why, bool unless_awaited, Remains& remains) noexcept;
   /// Runs on the reactor thread at least once a second. Sends heartbeats to a peer on another host. Returns why the
   /// link must be closed, or Ok: three intervals were silent.
   Status keep_alive(Clock::time_point now);
 
  private:
+  /// Runs `step`. If it has no memory, breaks the stream off, and so the link: nothing else would go on with the
+  /// stream.
+  template <class Step>
+  static void or_break_off(const Stream& stream, const Step& step) noexcept {
+    try {
+      step();
+    } catch (const std::bad_alloc&) {
+      out_of_memory::release_reserve();
+      stream->break_off();
+    }
+  }
+  void write_while_writable(const Stream& stream);
+  void read_while_readable(const Stream& stream);
   enum class State : std::uint8_t { absent, dialling, attaching, up };
   struct Slot {
     State state = State::absent;

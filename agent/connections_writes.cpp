@@ -21,30 +21,37 @@ constexpr Milliseconds lingers_for(1);
 }  // namespace
 
 void Connections::finish_writes(const Stream& stream) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (std::find(writing_.begin(), writing_.end(), stream) != writing_.end()) return;
-    writing_.push_back(stream);
-  }
-  write_rest(stream);
+  or_break_off(stream, [&] {
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::find(writing_.begin(), writing_.end(), stream) != writing_.end()) return;
+      writing_.push_back(stream);
+    }
+    write_rest(stream);
+  });
 }
 
 /// Writes a stream in writing_ on a pool thread, until the socket is full. While the peer reads, the thread stays for a
 /// moment, because waking another one would cost a fast transfer more.
 void Connections::write_rest(const Stream& stream) {
-  link_.engine().pool->submit_long([this, link = link_.shared_from_this(), stream] {
-    const LongSlice slice;
-    const auto& engine = link->engine();
-    do {
-      while (!stream->closed() && !stream->write_some()) {
-        const bool many =
-            !engine.options.surroundings.threads || engine.pool->threads() / 2 > engine.options.max_threads;
-        pollfd writable{stream->fd(), POLLOUT, 0};
-        if (::poll(&writable, 1, many ? 0 : static_cast<int>(lingers_for.count())) == 0)
-          return write_when_writable(stream);
-      }
-    } while (go_on_writing(stream, nullptr) != NextBuffer::none);
+  or_break_off(stream, [&] {
+    link_.engine().pool->submit_long([this, link = link_.shared_from_this(), stream] {
+      or_break_off(stream, [&] { write_while_writable(stream); });
+    });
   });
+}
+
+void Connections::write_while_writable(const Stream& stream) {
+  const LongSlice slice;
+  const auto& engine = link_.engine();
+  do {
+    while (!stream->closed() && !stream->write_some()) {
+      const bool many = !engine.options.surroundings.threads || engine.pool->threads() / 2 > engine.options.max_threads;
+      pollfd writable{stream->fd(), POLLOUT, 0};
+      if (::poll(&writable, 1, many ? 0 : static_cast<int>(lingers_for.count())) == 0)
+        return write_when_writable(stream);
+    }
+  } while (go_on_writing(stream, nullptr) != NextBuffer::none);
 }
 
 /// Lets the reactor wait until the socket has room or has ended; write_rest() then goes on.
@@ -59,7 +66,7 @@ void Connections::write_when_writable(const Stream& stream) {
     boost::asio::posix::stream_descriptor descriptor;
   };
   auto& reactor = *link_.engine().reactor;
-  reactor.post([&reactor, stream, link = std::weak_ptr(link_.shared_from_this())] {
+  const auto wait = [&reactor, stream, link = std::weak_ptr(link_.shared_from_this())] {
     const auto waiting = std::make_shared<Waiting>(reactor.context(), stream);
     waiting->descriptor.async_wait(boost::asio::posix::stream_descriptor::wait_write,
                                    [waiting, link](const boost::system::error_code& cancelled) {
@@ -68,7 +75,8 @@ void Connections::write_when_writable(const Stream& stream) {
                                      (void)waiting->descriptor.release();
                                      if (const auto held = link.lock()) held->connections().write_rest(stream_of);
                                    });
-  });
+  };
+  reactor.post([wait, stream] { or_break_off(stream, wait); });
 }
 
 }  // namespace tensorferry

@@ -207,14 +207,8 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
                                       leaving_ ? "it left the job" : std::string(status.what()))};
     });
   }
-  std::optional<Connections::Remains> remains;
-  bool ended = false;
-  const bool looked = out_of_memory::with_reserve([&] {
-    if (!remains) remains.emplace();
-    ended = connections_.end(why, unless_awaited, *remains);
-  });
-  if (!looked) throw std::bad_alloc();
-  if (!ended) return closed();
+  Connections::Remains remains;
+  if (!connections_.end(why, unless_awaited, remains)) return closed();
   if (leaving_) loss = Loss::peer;
   // A link that never connected is not logged: its calls report the error.
   const bool expected = leaving_ || incarnation() == 0 || why.code() == Code::agent_closed;
@@ -224,7 +218,7 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
       log_warning(formatted("peer={}{} connection lost: {}", peer().name, shown_rank(peer().rank), status.text()));
     });
   }
-  wind_up(*remains, why, loss);
+  wind_up(remains, why, loss);
   out_of_memory::with_reserve([&] { note("ended: " + (leaving_ ? "it left the job" : std::string(status.what()))); });
   // Last the session, which may make its next link.
   if (const auto self = weak_from_this().lock())
@@ -239,6 +233,7 @@ void Link::wind_up(Connections::Remains& remains, const Status& why, Loss loss) 
   // The connections: no thread reads a frame of them from here on, and what was to be written is given up.
   step([&] {
     for (const auto& stream : remains.streams) {
+      if (!stream) break;
       pool.remove(stream->fd());
       stream->close(why);
     }

@@ -239,12 +239,12 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     return {};
   }
   try {
-    around_.channels.receive(
-        stream, frame, call->options.into,
-        [this, link = around_.link.hold(), call = call](Status status, Received received) {
-          if (!pending_.remove(call->id)) return;
-          finish(call, status.ok() ? Result<Received>(std::move(received)) : Result<Received>(std::move(status)));
-        });
+    around_.channels.receive(stream, frame, call->options.into,
+                             [this, link = around_.link.hold(), call = call](const Status& status, Received received) {
+                               if (!pending_.remove(call->id)) return;
+                               finish(call, status.ok() ? Result<Received>(std::move(received))
+                                                        : Result<Received>(not_landed(*call, status)));
+                             });
   } catch (const std::bad_alloc&) {  // before a channel has begun to write
     out_of_memory::release_reserve();
     around_.link.fail(out_of_memory::status());
@@ -333,6 +333,20 @@ Status OutgoingCalls::explained(const Call::State& call, const Status& why) cons
     if (!events.empty()) text += ". Before that, on this link: " + events;
   }
   return {why.code(), std::move(text)};
+}
+
+/// Returns the error of a call whose reply came and whose buffers did not land. The channels say what happened to the
+/// connection; the link says to which peer.
+Status OutgoingCalls::not_landed(const Call::State& call, const Status& why) const {
+  auto told = why;
+  out_of_memory::with_reserve([&] {
+    if (why.code() != Code::connection_lost) return;
+    told = around_.link.closed() ? around_.link.status()
+                                 : Status(why.code(), formatted("the link to \"{}\" has ended: {}",
+                                                                around_.link.peer().name, std::string(why.what())));
+    told = explained(call, told);
+  });
+  return told;
 }
 
 void OutgoingCalls::drop(const UnsentCall& unsent, const Status& why) {

@@ -145,6 +145,7 @@ class OutgoingCalls final : private RingCallsOwner {
   void record(const Call::State& call, Code code);
   void count(const Call::State& call, Code code);
   [[nodiscard]] Status explained(const Call::State& call, const Status& why) const;
+  [[nodiscard]] Status not_landed(const Call::State& call, const Status& why) const;
   void finish(const std::shared_ptr<Call::State>& call, Result<Received> result);
   [[nodiscard]] Status expired(const Call::State& call) const;
   [[nodiscard]] bool link_closed() const noexcept override { return around_.link.closed(); }

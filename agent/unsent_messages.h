@@ -24,7 +24,7 @@ struct UnsentCall {
 struct UnsentMessages {
   std::list<UnsentCall> calls;  // a list, because calls are taken out also when there is no memory
   std::deque<std::pair<Bytes, Descriptors>> controls;
-  std::deque<std::pair<Bytes, FrameStream::Part>> buffers;  // each with its bulk frame
+  std::list<std::pair<Bytes, FrameStream::Part>> buffers;  // each with its bulk frame; a list for the same reason
 
   /// Takes out the calls for which `wanted(call)` is true.
   template <class Wanted>

@@ -155,8 +155,7 @@ FrameStream::Wrote FrameStream::write_once(std::vector<Written>& written) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return Wrote::full;
     if (errno == EFAULT)
       log_warning("the memory of a buffer was unmapped before the buffer was sent: the connection is closed");
-    broken_ = true;
-    port_->shutdown();
+    break_off();
     return Wrote::all;
   }
   advance(static_cast<std::size_t>(sent), written);

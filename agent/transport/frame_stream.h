@@ -116,6 +116,12 @@ class FrameStream final {
   /// Ends both directions and completes the unsent parts. The first status stays; later calls do nothing. Any thread.
   /// If a thread is reading, that thread completes the destinations in its end_read().
   void close(Status status);
+  /// Shuts the connection down, so that the thread that reads it, here and at the peer, closes it. Takes no memory and
+  /// no lock.
+  void break_off() noexcept {
+    broken_ = true;
+    port_->shutdown();
+  }
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
   /// Returns the status given to close(), or Ok before it.
   [[nodiscard]] Status status() const;
