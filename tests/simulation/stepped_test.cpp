@@ -54,14 +54,14 @@ TEST(SteppedAgents, CallsEndOnceAlthoughAgentsDie) {
   run_seeds(200, {.ends = true, .partitions = true, .deaths = true});
 }
 
-TEST(SteppedAgents, CallsEndOnceAlthoughMemoryRunsOut) { run_seeds(400, {.memory = 2000}); }
+TEST(SteppedAgents, CallsEndOnceAlthoughMemoryRunsOut) { run_seeds(240, {.memory = 2000}); }
 
 TEST(SteppedAgents, CallsEndOnceAlthoughThereIsNoMemoryUntilTheReserveIsGivenBack) {
-  run_seeds(200, {.memory = 2000, .until_released = true});
+  run_seeds(160, {.memory = 2000, .until_released = true});
 }
 
 TEST(SteppedAgents, CallsEndOnceAlthoughMemoryRunsOutOftenAndAgentsDie) {
-  run_seeds(200, {.ends = true, .partitions = true, .deaths = true, .memory = 200});
+  run_seeds(160, {.ends = true, .partitions = true, .deaths = true, .memory = 200, .until_released = true});
 }
 
 TEST(SteppedAgents, LostCallsSayWhatHasHappenedToTheirPeer) { run_seeds(200, {.deaths = true}); }
