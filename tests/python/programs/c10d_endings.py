@@ -17,6 +17,7 @@ from pathlib import Path
 import tensorferry.c10d
 import torch
 import torch.distributed as dist
+from marks import await_mark, mark
 from refusing import refused
 
 path, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -25,17 +26,6 @@ path, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 def init(ranks: int = size) -> None:
     store, timeout = dist.FileStore(str(path), ranks), timedelta(seconds=60)
     dist.init_process_group("tensorferry", store=store, rank=rank, world_size=ranks, timeout=timeout)
-
-
-def mark(name: str) -> None:
-    path.with_suffix("." + name).touch()
-
-
-def await_mark(name: str) -> None:
-    until = time.monotonic() + 60
-    while not path.with_suffix("." + name).exists():
-        assert time.monotonic() < until, name
-        time.sleep(0.01)
 
 
 def begins_again_and_again() -> None:

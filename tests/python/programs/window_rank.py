@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ import tensorferry
 import tensorferry.c10d
 import torch
 import torch.distributed as dist
+from marks import await_mark, mark
 from refusing import refused
 from torch._C._distributed_c10d import PutOptions, SignalOptions, WaitSignalOptions, WindowAccessType
 
@@ -29,13 +29,6 @@ LARGE = 5_000_000  # elements; several messages, if a put is served
 def short(options: Any, seconds: float) -> Any:
     options.timeout = timedelta(seconds=seconds)
     return options
-
-
-def await_mark(name: str) -> None:
-    until = time.monotonic() + 60
-    while not path.with_suffix("." + name).exists():
-        assert time.monotonic() < until, name
-        time.sleep(0.01)
 
 
 def puts_and_signals() -> None:
@@ -246,7 +239,7 @@ def is_interrupted() -> None:
             window.wait_signal(right, False)
 
         refused(KeyboardInterrupt, wait_until_interrupted)
-        path.with_suffix(".interrupted").touch()
+        mark("interrupted")
         window.wait_signal(right, False)
     elif left == 0:
         await_mark("interrupted")
