@@ -187,6 +187,7 @@ def counts_paths() -> None:
     def reduce(algorithm: str) -> None:
         group.all_reduce(ones, algorithm=algorithm).wait()
 
+    torch.cuda.set_device(torch.device(device))  # a graph captures the streams of the current device
     ones = torch.ones(1000)
     group.all_reduce(ones).wait()  # the ranks find out how they reach one another's GPUs
     for algorithm in "one_shot", "two_shot":
