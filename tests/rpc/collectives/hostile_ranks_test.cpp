@@ -72,6 +72,53 @@ TEST(HostileRanks, RegionsOfOneAreBounded) {
   EXPECT_EQ(map(1, Exchange::most_regions), Code::ok);
 }
 
+// Each rank tells the others what it calls, and may make it up.
+TEST(HostileRanks, ACallThatDoesNotExistIsNamedAndTheGroupGoesOn) {
+  using collectives::Fingerprint;
+  const auto shift = Fingerprint::algorithm_shift;
+  std::vector<std::pair<Fingerprint, std::string>> calls;
+  const auto add = [&](const std::string& text, auto change) {
+    Fingerprint called;
+    called.operation = static_cast<std::uint8_t>(collectives::Operation::all_reduce);
+    called.dtype = static_cast<std::uint8_t>(DType::float32);
+    called.reduction = static_cast<std::uint8_t>(Reduction::sum);
+    called.elements = 4;
+    change(called);
+    calls.emplace_back(called, text);
+  };
+  for (auto told = static_cast<unsigned>(collectives::Algorithm::last) + 2; told < 16; ++told) {
+    add("all_reduce(sum) of 4 float32 elements by algorithm \"?\"",
+        [&](Fingerprint& called) { called.reduction |= static_cast<std::uint8_t>(told << shift); });
+  }
+  add("all_reduce(?) of 4 float32 elements by algorithm \"?\"", [](Fingerprint& called) { called.reduction = 0xff; });
+  add("all_reduce(sum) of 4 ? elements", [](Fingerprint& called) { called.dtype = 0xff; });
+  for (const std::uint8_t operation : {9, 200, 254}) {
+    add("? of 4 float32 elements", [=](Fingerprint& called) { called.operation = operation; });
+  }
+  for (const std::string links : {"memory", "messages"}) {
+    GroupWorld world(2);
+    world.form(GroupWorld::settings_of({2, links}));
+    std::vector<float> own(4, 1), sum(4), others(4);
+    const auto reduce = [&](std::size_t rank, std::vector<float>& out) {
+      collectives::StartOptions options;
+      options.background = true;
+      return world.groups[rank]->all_reduce(bytes_in(own), bytes_in(out), DType::float32, Reduction::sum, options);
+    };
+    for (const auto& [called, text] : calls) {
+      const auto honest = reduce(0, sum);
+      const collectives::WaitLimits limits{Clock().now() + long_enough, [] { return Status(); }, {}};
+      const auto hostile = world.groups[1]->exchange().step(called, collectives::ExchangeStep(2), limits);
+      for (const auto& status : {ended(honest), hostile}) {
+        EXPECT_EQ(status.code(), Code::invalid_argument) << status.text();
+        EXPECT_THAT(status.text(), HasSubstr("rank 1 (\"rank1\") called " + text)) << links;
+      }
+    }
+    const auto first = reduce(0, sum), second = reduce(1, others);
+    EXPECT_TRUE(ended(first).ok() && ended(second).ok()) << ended(first).text() << ended(second).text();
+    EXPECT_EQ(sum, std::vector<float>(4, 2));
+  }
+}
+
 // The sender of a message says on which device its buffers land.
 TEST(HostileRanks, BytesOfAMessageThatLieOnADeviceAreNotRead) {
   GroupWorld world(2);
