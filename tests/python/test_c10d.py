@@ -60,7 +60,7 @@ of_tensors = (
 )  # fmt: skip
 of_several_ranks = "functional", "mismatches", "ddp", "point_to_point"
 alone = (*of_tensors, "options", "lazy", "split", "recorded")
-together = (*alone, *of_several_ranks, "late", "absent")
+together = (*alone, *of_several_ranks, "algorithms", "late", "absent")
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

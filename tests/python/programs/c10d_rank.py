@@ -383,6 +383,22 @@ def options() -> None:
         refused(TypeError, lambda: dist.new_group(pg_options=wrong), "is a tensorferry.c10d.Options, not a")
 
 
+def algorithms() -> None:
+    """The group under a process group takes an algorithm for one call."""
+    group = group_of()
+    for algorithm in "one_shot", "two_shot", "ring":
+        before = dict(group.paths)
+        same(group.all_reduce(mine(1000), algorithm=algorithm).wait(), sum(everyone(1000)))
+        key = ("all_reduce", "host", algorithm)
+        assert group.paths == before | {key: before.get(key, 0) + 1}, (group.paths, before)
+    asked = "two_shot" if rank == size - 1 else "one_shot"
+    texts = [f'rank {size - 1} ("rank{size - 1}@', 'by algorithm "two_shot"', 'by algorithm "one_shot"']
+    for length in 10, 100_000:
+        refused(errors.InvalidArgument, lambda n=length: group.all_reduce(mine(n), algorithm=asked).wait(), *texts)
+    refused(errors.InvalidArgument, lambda: group.all_reduce(mine(1), algorithm="fast"), "one_shot, two_shot, ring")
+    dist.barrier()
+
+
 def lazy() -> None:
     """The first operation forms the group."""
     group = dist.new_group(pg_options=Options(lazy=True))
