@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "rpc/collectives/torch/unused_thread.h"
 #include "rpc/torch_futures.h"
 
 namespace tensorferry::collectives {
@@ -72,6 +73,7 @@ GradFuture future_of(const TensorGroup& on, const TensorGroup::Started& started,
   const auto devices = order ? std::vector<c10::Device>{order->device()} : std::vector<c10::Device>();
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), devices);
   (*started)->on_done([future, tensor, order](const Status& status) {
+    const at::ThreadLocalStateGuard unused(state_of_unused_thread());
     settle(*future, [&] {
       if (!status.ok()) throw GroupError(status);
       if (order) return order->on_stream([&] { future->markCompleted(tensor); });

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "rpc/collectives/torch/interruptions.h"
 #include "rpc/collectives/torch/process_group.h"
+#include "rpc/collectives/torch/unused_thread.h"
 #include "rpc/torch_futures.h"
 
 namespace tensorferry::collectives {
@@ -182,6 +183,7 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   const auto devices = order ? std::vector<c10::Device>{order->device()} : std::vector<c10::Device>();
   future_ = c10::make_intrusive<c10::ivalue::Future>(type, devices);
   work_.group_work()->on_done([future = future_, results = results_, order](const Status& status) {
+    const at::ThreadLocalStateGuard unused(state_of_unused_thread());
     settle(*future, [&] {
       if (status.ok() && order) return order->on_stream([&] { future->markCompleted(value_of(results)); });
       if (status.ok()) return future->markCompleted(value_of(results));
