@@ -151,6 +151,14 @@ TEST_P(StoreAdapterTest, ServesOnlyThisHost) {
   EXPECT_TRUE(StoreAdapter(one).loopback());
 }
 
+TEST(StoreAdapter, ServesOtherHostsTooIfNobodyKnowsWhoHasMountedItsFile) {
+  const auto path = std::filesystem::temp_directory_path() / ("store_adapter_test.gone." + std::to_string(::getpid()));
+  const auto store = c10::make_intrusive<c10d::FileStore>(path.string(), -1);
+  EXPECT_TRUE(StoreAdapter(store).loopback());
+  std::filesystem::remove(path);
+  EXPECT_FALSE(StoreAdapter(store).loopback());
+}
+
 INSTANTIATE_TEST_SUITE_P(C10d, StoreAdapterTest, testing::Values("tcp", "file", "prefix"),
                          [](const auto& tested) { return tested.param; });
 
