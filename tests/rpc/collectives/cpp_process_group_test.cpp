@@ -53,6 +53,25 @@ TEST(CppProcessGroup, RunsTheOperationsOfC10d) {
   });
 }
 
+TEST(CppProcessGroup, AnAbortedReceiveEndsAloneAndTheGroupGoesOn) {
+  as_ranks([](const ProcessGroupPointer& group, int rank) {
+    std::vector<at::Tensor> tensors{at::full({4}, rank + 1.0)};
+    if (rank == 0) {
+      std::vector<at::Tensor> into{at::zeros({4})};
+      const auto work = group->recv(into, 1, 5);
+      auto waiting = std::async(std::launch::async, [&] { EXPECT_THROW(work->wait(), c10::DistBackendError); });
+      work->abort();
+      waiting.get();
+      EXPECT_FALSE(work->isSuccess());
+      EXPECT_THROW(group->allreduce(tensors, {})->abort(), c10::Error) << "it is the others' too";
+    } else {
+      group->allreduce(tensors, {})->wait();
+    }
+    group->allreduce(tensors, {})->wait();
+    EXPECT_TRUE(at::equal(tensors[0], at::full({4}, 6.0)));
+  });
+}
+
 #ifdef C10D_BACKEND_HAS_WINDOW
 TEST(CppProcessGroup, PutsThroughWindows) {
   as_ranks([](const ProcessGroupPointer& group, int rank) {
@@ -132,6 +151,23 @@ TEST(CppProcessGroup, TrainsWithBroadcastsAndHooks) {
     reduce_gradients(parameters, scaled);
     EXPECT_TRUE(at::equal(parameters[1].grad(), at::full({5}, 3.0)));
   });
+}
+
+TEST(CppProcessGroup, AHookThatReturnsSeveralTensorsIsNamedWhereTorchTakesTheFirst) {
+  const std::vector<at::Tensor> several{at::zeros({11}), at::ones({11})};
+  EXPECT_TRUE(c10d::detail::parseCppCommHookResult(several).is_same(several[0]));
+  CommHook<int> hook("several", 0, [&](int&, GradBucket&) {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    future->markCompleted(several);
+    return future;
+  });
+  try {
+    reduce_gradients(parameters_of(0), hook);
+    ADD_FAILURE() << "no error";
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()).find("\"several\" failed at bucket 0"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("list of 2 tensors"), std::string::npos) << error.what();
+  }
 }
 
 TEST(CppProcessGroup, NamesWhatMakesNoSense) {
