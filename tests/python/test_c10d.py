@@ -74,6 +74,15 @@ def test_a_rank_may_have_several_tensors_as_with_gloo(tmp_path: Path, size: int)
     check(tmp_path, size, *scenarios, program="c10d_as_gloo.py")
 
 
+def test_process_groups_do_what_those_of_gloo_do_beside_them(tmp_path: Path) -> None:
+    scenarios = (
+        "refuses_other_shapes", "refuses_what_makes_no_sense", "takes_device_ids", "has_no_result_before_the_end",
+        "has_a_source_if_it_receives", "calls_back_in_no_ones_state", "averages", "is_recorded",
+        "splits_with_its_own_options", "names_who_misses_a_barrier",
+    )  # fmt: skip
+    check(tmp_path, 3, *scenarios, program="c10d_beside_gloo.py")
+
+
 @pytest.mark.parametrize("size", [1, 4])
 def test_groups_that_were_split_are_merged(tmp_path: Path, size: int) -> None:
     check(tmp_path, size, "merges", program="c10d_as_gloo.py")

@@ -20,11 +20,13 @@ def group() -> Iterator[dist.ProcessGroup]:
     dist.destroy_process_group()
 
 
-def test_a_wait_takes_the_work_out_of_torchs_registry(group: dist.ProcessGroup) -> None:
+@pytest.mark.parametrize("backend", ["tensorferry", "gloo"])
+def test_a_wait_takes_the_work_out_of_torchs_registry(group: dist.ProcessGroup, backend: str) -> None:
     registry = torch._C._distributed_c10d
+    beside = dist.new_group(backend=backend)
     before = registry._get_work_registry_size()
     with functional.allow_inflight_collective_as_graph_input_ctx():
-        work = dist.all_reduce(torch.ones(4), async_op=True)
+        work = dist.all_reduce(torch.ones(4), group=beside, async_op=True)
         assert registry._get_work_registry_size() == before + 1
         work.wait()
         assert registry._get_work_registry_size() == before

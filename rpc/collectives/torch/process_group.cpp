@@ -1,6 +1,5 @@
 #include "rpc/collectives/torch/process_group.h"
 
-#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -49,6 +48,27 @@ std::vector<at::Tensor> list_at_root(const std::vector<std::vector<at::Tensor>>&
   TORCH_CHECK_VALUE(lists.empty() || (lists.size() == 1 && lists[0].empty()),
                     "only the root passes tensors for the other ranks");
   return {};
+}
+
+std::string shape_of(const at::Tensor& tensor) {
+  std::string out;
+  for (const auto size : tensor.sizes()) out += (out.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + out + ")";
+}
+
+/// Refuses what this rank gives to itself if it is of another shape than the output for it, as Gloo does. With tensors
+/// of GPUs the numbers of elements decide alone, as with NCCL.
+void check_shape(const at::Tensor& given, const at::Tensor& taken) {
+  if (!given.device().is_cpu() || given.numel() != taken.numel() || given.sizes() == taken.sizes()) return;
+  throw_status({Code::invalid_argument,
+                formatted("this rank gives a tensor of shape {} to itself, and its output for it has the shape {}",
+                          shape_of(given), shape_of(taken))});
+}
+
+/// Returns the tensor of `rank` in a list for all ranks; `otherwise` if the list is too short, which is refused later.
+const at::Tensor& own_of(const std::vector<at::Tensor>& list, int rank, const at::Tensor& otherwise) {
+  const auto own = static_cast<std::size_t>(rank);
+  return own < list.size() ? list[own] : otherwise;
 }
 
 ReduceOp op_of(const c10d::ReduceOp& given) {
@@ -349,6 +369,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::reduce(Tensors& tensors, const
 TorchProcessGroup::WorkPointer TorchProcessGroup::allgather(TensorLists& outputs, Tensors& inputs,
                                                             const c10d::AllgatherOptions& opts) {
   if (inputs.size() > 1) return allgather_several(outputs, inputs, opts);
+  check_shape(only(inputs), own_of(only_list(outputs), getRank(), only(inputs)));
   const auto on = group_on("all_gather", {inputs, only_list(outputs)}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on, on.all_gather(only(inputs), only_list(outputs), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::ALLGATHER, "tensorferry:all_gather", outputs, inputs, opts.timeout);
@@ -371,6 +392,8 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_coalesced(TensorList
     TORCH_CHECK_VALUE(list.size() == inputs.size(), "a list has another number of tensors than the input");
     all_outputs.insert(all_outputs.end(), list.begin(), list.end());
   }
+  const auto& own = outputs[static_cast<std::size_t>(getRank())];
+  for (std::size_t i = 0; i < inputs.size(); ++i) check_shape(inputs[i], own[i]);
   const auto on = group_on("all_gather_coalesced", {inputs, all_outputs}, start_options(opts.timeout, opts.asyncOp));
   auto last = start_each(inputs.size(), start_options(opts.timeout, opts.asyncOp), [&](std::size_t i, auto options) {
     Tensors each;
@@ -396,6 +419,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::allgather_into_tensor_coalesce
 TorchProcessGroup::WorkPointer TorchProcessGroup::gather(TensorLists& outputs, Tensors& inputs,
                                                          const c10d::GatherOptions& opts) {
   const auto list = list_at_root(outputs, getRank() == opts.rootRank);
+  check_shape(only(inputs), own_of(list, getRank(), only(inputs)));
   const auto on = group_on("gather", {inputs, list}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on, on.gather(only(inputs), list, rank_from(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
                  c10d::OpType::GATHER, "tensorferry:gather", {list}, inputs, opts.timeout);
@@ -404,6 +428,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::gather(TensorLists& outputs, T
 TorchProcessGroup::WorkPointer TorchProcessGroup::scatter(Tensors& outputs, TensorLists& inputs,
                                                           const c10d::ScatterOptions& opts) {
   const auto list = list_at_root(inputs, getRank() == opts.rootRank);
+  check_shape(own_of(list, getRank(), only(outputs)), only(outputs));
   const auto on = group_on("scatter", {outputs, list}, start_options(opts.timeout, opts.asyncOp));
   return work_of(on,
                  on.scatter(list, only(outputs), rank_from(opts.rootRank), start_options(opts.timeout, opts.asyncOp)),
@@ -413,6 +438,7 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::scatter(Tensors& outputs, Tens
 TorchProcessGroup::WorkPointer TorchProcessGroup::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                                  const c10d::ReduceScatterOptions& opts) {
   const auto& list = only_list(inputs);
+  check_shape(own_of(list, getRank(), only(outputs)), only(outputs));
   const auto on = group_on("reduce_scatter", {outputs, list}, start_options(opts.timeout, opts.asyncOp));
   return work_of(
       on, on.reduce_scatter(list, only(outputs), op_of(opts.reduceOp), start_options(opts.timeout, opts.asyncOp)),
@@ -486,8 +512,6 @@ TorchProcessGroup::WorkPointer TorchProcessGroup::recvAnysource(Tensors& tensors
 }
 
 TorchProcessGroup::WorkPointer TorchProcessGroup::barrier(const c10d::BarrierOptions& opts) {
-  TORCH_CHECK_VALUE(opts.device_ids.empty() || at::hasCUDA(),
-                    "device_ids= of barrier() names GPUs, and this process has none: leave it out");
   return work_of(group().on_host(), Started(group().raw().barrier(start_options(opts.timeout, opts.asyncOp))),
                  c10d::OpType::BARRIER, "tensorferry:barrier", {{}}, {}, opts.timeout);
 }

@@ -113,12 +113,12 @@ def hooks() -> None:
 
 
 def sparse() -> None:
-    """Hooks on the buckets of sparse gradients give what DistributedDataParallel gives without a hook."""
+    """Hooks on the buckets of sparse gradients give what DistributedDataParallel gives without a hook, also on Gloo."""
 
-    def gradients(register: Register) -> list[torch.Tensor]:
+    def gradients(register: Register, group: Any = None) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Embedding(10, 3, sparse=True), torch.nn.Linear(3, 2))
-        parallel = DistributedDataParallel(model)
+        parallel = DistributedDataParallel(model, process_group=group)
         register(parallel)
         for _ in range(2):
             model.zero_grad()
@@ -127,6 +127,7 @@ def sparse() -> None:
         return [each.grad.to_dense() for each in model.parameters()]
 
     expected = gradients(lambda model: None)
+    close(gradients(lambda model: None, dist.new_group(backend="gloo")), expected)
     own = ddp.CommHook(lambda state, bucket: dist.all_reduce(bucket.buffer().div_(size), async_op=True))
     for hook, tolerance in ((ddp.all_reduce_hook, 1e-6), (own, 1e-6), (ddp.half_hook, 1e-2), (ddp.bfloat16_hook, 1e-1)):
         got = gradients(lambda model, hook=hook: model.register_comm_hook(None, hook))  # type: ignore[misc]
