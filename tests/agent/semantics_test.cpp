@@ -227,6 +227,7 @@ TEST(CancelledCalls, OfNewLinksAreReportedToTheirHandlers) {
 }
 
 TEST_P(Calls, ThatAreCancelledReleaseTheirArguments) {
+  serve_echo(*b);
   auto options = within(seconds(60));
   options.wait_for_ready = true;
   for (const std::size_t bytes : {100UL, 100'000UL, 5'000'000UL}) {
@@ -236,7 +237,7 @@ TEST_P(Calls, ThatAreCancelledReleaseTheirArguments) {
     std::atomic<int> sent{0};
     auto call = a->call("nobody yet", "f", std::move(message), options);
     call.on_sent([&](const Status&) { ++sent; });
-    std::this_thread::sleep_for(milliseconds(20));
+    ASSERT_TRUE(call_sync(*a, "b", "echo", message_of("x")).ok()) << "a later call is sent";
     EXPECT_EQ(sent, 0);
     call.cancel();
     EXPECT_TRUE(eventually([&] { return sent == 1 && memory.expired(); })) << bytes;
@@ -440,8 +441,7 @@ TEST_P(Calls, CompleteOnceAtEveryKindOfEnd) {
     if (i == count * 9 / 10) b->leave();
   }
   a->leave();
-  EXPECT_TRUE(eventually([&] { return all == count; })) << all;
-  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(all, count) << "a has left, so all callbacks have ended";
   for (const auto& times : completed) EXPECT_EQ(times, 1);
 }
 
@@ -468,7 +468,7 @@ TEST_P(Calls, RunACompletionThatIsGivenAfterAWaitEndedEarly) {
   auto blocked = a->call("b", "blocked", {}, within(milliseconds(0)));
   EXPECT_FALSE(blocked.wait(Clock().now() + milliseconds(20)));
   blocked.on_done([&](const Result<Received>& reply) { ran += reply.ok() ? 1 : 100; });
-  std::this_thread::sleep_for(milliseconds(20));
+  ASSERT_TRUE(call_sync(*a, "b", "echo", message_of("x")).ok());
   EXPECT_EQ(ran, 0);
   open = true;
   EXPECT_TRUE(eventually([&] { return ran == 1; }));

@@ -585,8 +585,7 @@ def test_retrieved_failures_are_not_reported(pair, reports):
 def test_failures_caused_by_leaving_are_not_reported(agents, reports):
     a, _ = agents("a"), agents("b")
     a.rpc_async("b", time.sleep, (0.3,))
-    a.leave()
-    time.sleep(0.1)
+    a.leave()  # which waits for the callbacks of its calls
     assert reports() == []
 
 

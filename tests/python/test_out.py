@@ -29,9 +29,19 @@ def count_up(*sizes, dtype=torch.float32):
     return torch.arange(torch.Size(sizes).numel(), dtype=dtype).reshape(sizes)
 
 
+begun, ended = [0], [0]  # calls of count_up_late() in this process
+
+
 def count_up_late(seconds, *sizes):
+    begun[0] += 1
     time.sleep(seconds)
-    return count_up(*sizes)
+    out = count_up(*sizes)
+    ended[0] += 1
+    return out
+
+
+def all_have_ended():
+    return begun[0] == ended[0]
 
 
 def transposed(*sizes):
@@ -226,7 +236,8 @@ def test_nothing_lands_after_the_call_has_ended(cluster, way, ending):
                 future.wait()
         except (errors.DeadlineExceeded, errors.Cancelled):
             out.fill_(-2)
-            time.sleep(0.4)
+            assert eventually(lambda: rpc.rpc_sync("worker1", all_have_ended))
+            rpc.rpc_sync("worker1", count_up, (rows, 10))  # as large, so it comes behind on the same connection
             assert bool((out == -2).all()), delay
         else:
             assert torch.equal(out, count_up(rows, 10)), delay
@@ -255,5 +266,6 @@ def test_nothing_lands_after_ctrl_c(pair):
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         a.rpc_sync("b", count_up_late, (1, 1000, 1000), out=out)
-    time.sleep(1.2)
+    assert eventually(all_have_ended)
+    a.rpc_sync("b", count_up, (1000, 1000))  # as large, so it comes behind on the same connection
     assert bool((out == -1).all())

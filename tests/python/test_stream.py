@@ -145,13 +145,10 @@ def test_items_may_hold_tensors_and_be_made_by_any_iterator(pair):
 def test_the_generator_is_never_further_ahead_than_the_window(cluster, generator):
     cluster.start(1)
     with rpc.rpc_stream("worker1", generator, (None,), window=4) as stream:
-        assert eventually(lambda: rpc.rpc_sync("worker1", count_made) == 4)
-        time.sleep(0.1)
-        assert rpc.rpc_sync("worker1", count_made) == 4
-        assert [next(stream) for _ in range(10)] == list(range(10))
-        assert eventually(lambda: rpc.rpc_sync("worker1", count_made) == 14)
-        time.sleep(0.1)
-        assert rpc.rpc_sync("worker1", count_made) == 14
+        for taken in range(6):
+            assert eventually(lambda n=taken: rpc.rpc_sync("worker1", count_made) == n + 4)
+            assert rpc.rpc_sync("worker1", count_made) == taken + 4
+            assert next(stream) == taken
 
 
 @BOTH
