@@ -113,6 +113,18 @@ bool room_for(int more) noexcept {
   return running && *running + more <= cores;
 }
 
+/// Returns the instructions for a copy of so many bytes.
+Streaming streaming_for(std::size_t bytes, ReadBy reader) noexcept {
+  static const auto best = best_streaming();
+#if defined(__x86_64__)
+  static const bool slow_to_take_back = __builtin_cpu_is("amd") != 0;
+#else
+  constexpr bool slow_to_take_back = false;
+#endif
+  const bool away = reader == ReadBy::another_core && slow_to_take_back;
+  return bytes >= (away ? Copier::streams_away_from : Copier::streams_from) ? best : Streaming::none;
+}
+
 }  // namespace
 
 Streaming best_streaming() noexcept {
@@ -223,7 +235,7 @@ struct Copier::Helper {
   std::thread thread;
 };
 
-Copier::Copier() : helper_(std::make_unique<Helper>()) {}
+Copier::Copier(ReadBy reader) : reader_(reader), helper_(std::make_unique<Helper>()) {}
 
 Copier::~Copier() {
   if (helper_->born_in == forks()) {
@@ -253,16 +265,10 @@ void Copier::run(Work work) {
 }
 
 void Copier::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes < shares_from) {
-    if (bytes > 0) std::memcpy(to, from, bytes);
-    return;
-  }
-  static const auto streaming = best_streaming();
-  const bool streams = bytes >= streams_from;
-  const std::size_t chunk = streams ? std::size_t{1} << 20 : std::size_t{512} << 10;
-  in_parts(bytes, chunk, [&](std::size_t at, std::size_t n) {
-    copy_streaming(to + at, from + at, n, streams ? streaming : Streaming::none);
-  });
+  const auto how = streaming_for(bytes, reader_);
+  if (bytes < shares_from) return copy_streaming(to, from, bytes, how);
+  const std::size_t chunk = bytes >= streams_from ? std::size_t{1} << 20 : std::size_t{512} << 10;
+  in_parts(bytes, chunk, [&](std::size_t at, std::size_t n) { copy_streaming(to + at, from + at, n, how); });
 }
 
 void Copier::copy(std::span<const Piece> pieces) {
@@ -272,8 +278,7 @@ void Copier::copy(std::span<const Piece> pieces) {
     for (const auto& piece : pieces) copy(piece.to, piece.from, piece.bytes);
     return;
   }
-  static const auto streaming = best_streaming();
-  const auto how = total >= streams_from ? streaming : Streaming::none;
+  const auto how = streaming_for(total, reader_);
   constexpr std::size_t most = std::size_t{1} << 20;
   std::vector<Piece> cut;  // none above `most`, so that two threads end at about the same time
   cut.reserve(pieces.size() + total / most);

@@ -107,7 +107,8 @@ std::variant<Blocks::Block, Refusal> Blocks::take(std::size_t bytes, bool last_r
   return Block{segment.memory.data() + block * segment.geometry.block_bytes,
                {segment.slot, block, generation},
                segment.after,
-               segments_[segment.slot]};
+               segments_[segment.slot],
+               word_at(ledger_, Ledger::core_at).load(std::memory_order_relaxed) == current_core()};
 }
 
 void Blocks::put_back(const Lending& lending) {

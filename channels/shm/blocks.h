@@ -69,6 +69,7 @@ class Blocks final : public std::enable_shared_from_this<Blocks> {
     Lending lending;
     ControlId after = 0;
     std::shared_ptr<void> keeps;  // owns the mapping
+    bool near = false;            // the receiver last returned a block on the core of this thread
   };
   /// Returns a warm block of at least `bytes` bytes (not 0), or the reason why there is none. If there is none and
   /// `last_resort` is true, creates a segment on the calling thread.

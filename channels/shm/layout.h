@@ -2,6 +2,8 @@
 /// docs/protocol.md, "Shared blocks", is normative.
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
 #include <cstdint>
 #include <string>
@@ -88,7 +90,11 @@ struct Ledger {
   static constexpr std::size_t nonce_at = 0;
   static constexpr std::size_t answer_at = 8;     // written by the receiver: the complement of the nonce
   static constexpr std::size_t returned_at = 64;  // number() of the block that was returned last; 0: none
+  static constexpr std::size_t core_at = 72;      // written by the receiver: current_core() at its last return; a hint
 };
+
+/// Returns the number of the core on which this thread runs, plus 1; 0: unknown.
+inline std::uint64_t current_core() noexcept { return static_cast<std::uint64_t>(::sched_getcpu() + 1); }
 
 /// The channel's descriptor. Its tag is the version of these records and of the memory's layout.
 struct ShmDescriptor {

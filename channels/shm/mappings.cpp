@@ -37,6 +37,7 @@ struct Mappings::Held {
     const auto word = word_at(mapping->memory, mapping->geometry.words_at() + lending.block * sizeof(std::uint64_t));
     auto head = word_at(*mapping->ledger, Ledger::returned_at);
     const bool spent = children() != children_before;
+    word_at(*mapping->ledger, Ledger::core_at).store(current_core(), std::memory_order_relaxed);
     mapping->blocks[lending.block].held.store(false, std::memory_order_release);
     auto last = head.load(std::memory_order_relaxed);
     do {

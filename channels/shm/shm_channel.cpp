@@ -27,6 +27,7 @@ struct ShmDriver::State {
   const shm::Limits limits;
   const std::shared_ptr<shm::Usage> usage = std::make_shared<shm::Usage>();
   Copier copier;
+  Copier away{ReadBy::another_core};
   Background background;  // the last member, so destroyed first: its jobs use the others
 };
 
@@ -36,9 +37,9 @@ using shm::ShmTicket;
 
 class ShmChannel final : public Channel {
  public:
-  ShmChannel(Wire& wire, const shm::Limits& limits, std::shared_ptr<shm::Usage> usage, Copier& copier,
+  ShmChannel(Wire& wire, const shm::Limits& limits, std::shared_ptr<shm::Usage> usage, Copier& copier, Copier& away,
              Background& background)
-      : wire_(wire), copier_(copier) {
+      : wire_(wire), copier_(copier), away_(away) {
     auto ledger = SharedMemory::create(shm::Ledger::bytes);
     auto descriptor = ledger.ok() ? ledger->share() : Result<FileDescriptor>(ledger.status());
     if (!descriptor.ok()) {
@@ -139,8 +140,9 @@ class ShmChannel final : public Channel {
   /// Copies now, or with the other buffers of the message. `released` may run at once: the message keeps its buffers.
   void copy(const shm::Blocks::Block& block, std::uint64_t at, const Buffer& from, Outgoing& message) {
     auto* const to = block.data + at;
-    if (!message.copy_later(copier_, to, ByteView(from.data, from.bytes), block.keeps))
-      copier_.copy(to, from.data, from.bytes);
+    auto& copier = block.near ? copier_ : away_;
+    if (!message.copy_later(copier, to, ByteView(from.data, from.bytes), block.keeps))
+      copier.copy(to, from.data, from.bytes);
   }
 
   static Ticket ticket_of(std::size_t bytes, const ShmTicket& parsed, ControlId after) {
@@ -226,7 +228,8 @@ class ShmChannel final : public Channel {
   }
 
   Wire& wire_;
-  Copier& copier_;
+  Copier& copier_;  // for bytes that a thread on this core reads next
+  Copier& away_;    // for bytes that a thread on another core reads next
   const std::uint32_t born_in_ = forks();
   const std::uint64_t nonce_ = random_word();
   std::string unusable_;  // why blocks_ is null; only the constructor sets it
@@ -265,7 +268,8 @@ std::optional<Refusal> ShmDriver::reaches(ByteView mine, ByteView theirs) {
 }
 
 std::unique_ptr<Channel> ShmDriver::open(Wire& wire, DevicePair) {
-  return std::make_unique<ShmChannel>(wire, state_->limits, state_->usage, state_->copier, state_->background);
+  return std::make_unique<ShmChannel>(wire, state_->limits, state_->usage, state_->copier, state_->away,
+                                      state_->background);
 }
 
 }  // namespace tensorferry

@@ -57,18 +57,20 @@ TEST(Copy, EveryKernelCopiesExactlyEverySizeToEveryAlignment) {
 }
 
 TEST(Copy, CopiesASizeOfEachMethod) {
-  Copier copier;
-  for (const std::size_t bytes :
-       {0 * megabyte, kilobyte, 4 * megabyte, 5 * megabyte + 1, 16 * megabyte, 17 * megabyte + 333}) {
+  Copier copier, away(ReadBy::another_core);
+  for (const std::size_t bytes : {0 * megabyte, kilobyte, 32 * kilobyte, 330 * kilobyte + 80, 4 * megabyte,
+                                  5 * megabyte + 1, 16 * megabyte, 17 * megabyte + 333}) {
     const auto source = noise(bytes);
-    std::vector<std::byte> target(bytes);
-    copier.copy(target.data(), source.data(), bytes);
-    EXPECT_TRUE(target == source) << bytes;
+    for (auto* const each : {&copier, &away}) {
+      std::vector<std::byte> target(bytes);
+      each->copy(target.data(), source.data(), bytes);
+      EXPECT_TRUE(target == source) << bytes;
+    }
   }
 }
 
 TEST(Copy, SeveralPiecesAreCopiedWhole) {
-  Copier copier;
+  Copier copier, away(ReadBy::another_core);
   const std::vector<std::vector<std::size_t>> sets{{},
                                                    {0},
                                                    {5 * megabyte},
@@ -77,15 +79,16 @@ TEST(Copy, SeveralPiecesAreCopiedWhole) {
                                                    std::vector<std::size_t>(200, 200 * kilobyte),
                                                    {3, 9 * megabyte + 5, 64, 9 * megabyte}};
   for (const auto& sizes : sets) {
-    std::vector<std::vector<std::byte>> sources, targets;
-    for (const auto bytes : sizes) {
-      sources.push_back(noise(bytes));
-      targets.emplace_back(bytes);
+    std::vector<std::vector<std::byte>> sources;
+    for (const auto bytes : sizes) sources.push_back(noise(bytes));
+    for (auto* const each : {&copier, &away}) {
+      std::vector<std::vector<std::byte>> targets;
+      for (const auto bytes : sizes) targets.emplace_back(bytes);
+      std::vector<Copier::Piece> pieces;
+      for (std::size_t i = 0; i < sizes.size(); ++i) pieces.push_back({targets[i].data(), sources[i].data(), sizes[i]});
+      each->copy(pieces);
+      EXPECT_TRUE(targets == sources) << sizes.size() << " pieces";
     }
-    std::vector<Copier::Piece> pieces;
-    for (std::size_t i = 0; i < sizes.size(); ++i) pieces.push_back({targets[i].data(), sources[i].data(), sizes[i]});
-    copier.copy(pieces);
-    EXPECT_TRUE(targets == sources) << sizes.size() << " pieces";
   }
 }
 

@@ -2,6 +2,7 @@
 /// both ends have mapped.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -73,6 +74,31 @@ class Message final : public Outgoing {
   [[nodiscard]] bool appends() const override { return true; }
   void append(Buffer, Completion) override { ADD_FAILURE(); }
   [[nodiscard]] bool last_resort() const override { return true; }
+  bool copy_later(Copier& with, std::byte*, ByteView, const Owner&) override {
+    copier = &with;
+    return false;
+  }
+  const Copier* copier = nullptr;  // the one that the channel has chosen
+};
+
+/// Keeps the calling thread on the core on which it runs.
+class OnOneCore {
+ public:
+  OnOneCore() {
+    EXPECT_EQ(::sched_getaffinity(0, sizeof before_, &before_), 0);
+    cpu_set_t one;
+    do {
+      CPU_ZERO(&one);
+      CPU_SET(::sched_getcpu(), &one);
+      EXPECT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+    } while (!CPU_ISSET(::sched_getcpu(), &one));
+  }
+  ~OnOneCore() { EXPECT_EQ(::sched_setaffinity(0, sizeof before_, &before_), 0); }
+  OnOneCore(const OnOneCore&) = delete;
+  OnOneCore& operator=(const OnOneCore&) = delete;
+
+ private:
+  cpu_set_t before_{};
 };
 
 struct Adopting final : Sink {
@@ -133,7 +159,6 @@ class ShmHostile : public testing::Test {
   }
   std::optional<Lending> offer(std::size_t bytes, std::byte value = std::byte{1}) {
     std::vector<std::byte> source(bytes, value);
-    Message message;
     Outcome released;
     auto offer = channel->offer(Buffer{Device{}, source.data(), bytes, nullptr, nullptr}, Sharing::by_value, message,
                                 released.completion());
@@ -142,6 +167,7 @@ class ShmHostile : public testing::Test {
   }
 
   RecordingWire wire;
+  Message message;
   ShmDriver driver;
   std::unique_ptr<Channel> channel = driver.open(wire, {});
   SharedMemory ledger;
@@ -281,6 +307,33 @@ TEST_F(ShmHostile, AHeldBlockIsNotLentAgain) {
   sink.buffer = {};
   EXPECT_EQ(pull(Lending{0, 2, 1}, 100), "ProtocolError") << "a ticket is pulled once";
   EXPECT_EQ(pull(Lending{0, 2, 2}, 100), "Ok");
+}
+
+TEST_F(ShmHostile, AReturnedBlockTellsTheCoreThatHasReadIt) {
+  auto fd = memfd(Ledger::bytes);
+  auto theirs = SharedMemory::map(FileDescriptor(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)), Ledger::bytes);
+  ASSERT_TRUE(theirs.ok());
+  tell(LedgerOffer{0}, std::move(fd));
+  tell(Segment{0, four_blocks}, memfd(four_blocks.bytes()));
+  const OnOneCore here;
+  Adopting sink;
+  ASSERT_EQ(pull(Lending{0, 0, 1}, 100, &sink), "Ok");
+  EXPECT_EQ(word_at(*theirs, Ledger::core_at).load(), 0u);
+  sink.buffer = {};
+  EXPECT_EQ(word_at(*theirs, Ledger::core_at).load(), static_cast<std::uint64_t>(::sched_getcpu()) + 1);
+}
+
+TEST_F(ShmHostile, TheCoreThatReadsNextChoosesTheCopierWhateverThePeerSays) {
+  const OnOneCore here;
+  std::map<std::uint64_t, const Copier*> chosen;
+  for (const std::uint64_t core : {std::uint64_t{0}, current_core(), current_core() + 1, ~std::uint64_t{0}}) {
+    word_at(ledger, Ledger::core_at).store(core);
+    ASSERT_TRUE(offer(6 * kilobyte).has_value());
+    chosen[core] = message.copier;
+  }
+  EXPECT_NE(chosen.at(current_core()), chosen.at(0));
+  EXPECT_EQ(chosen.at(current_core() + 1), chosen.at(0));
+  EXPECT_EQ(chosen.at(~std::uint64_t{0}), chosen.at(0));
 }
 
 TEST_F(ShmHostile, ADroppedOrReplacedSlotDoesNotDisturbHeldBlocks) {
