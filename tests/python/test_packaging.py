@@ -53,10 +53,33 @@ def test_the_recipes_have_the_version_and_the_packages_of_the_tree() -> None:
     recipe = read_yaml("packaging/conda/recipe.yaml")
     assert recipe["context"]["version"] == VERSION
     assert [output["package"]["name"] for output in recipe["outputs"]] == ["tensorferry-core", "tensorferry"]
+    bounds = re.findall(r'dependencies = \["torch(.*?)"\]', (TREE / "pyproject.toml").read_text())[0]
+    assert f"pytorch {bounds}" in recipe["outputs"][1]["requirements"]["host"]
     docker = (TREE / "packaging/Dockerfile").read_text()
     installed = set(re.findall(r"--no-install-recommends (.*)", docker)[0].split())
     known = set((TREE / "scripts/system.sh").read_text().split())
     assert installed - known <= {"git"}, "scripts/system.sh installs what a build needs"
+
+
+def test_the_recipe_for_conda_can_be_rendered(tmp_path: Path) -> None:
+    recipe = read_yaml("packaging/conda/recipe.yaml")
+    tested = [
+        name
+        for output in recipe["outputs"]
+        for test in output["tests"]
+        for name in test.get("files", {}).get("source", [])
+    ]
+    assert tested and all((TREE / name).is_file() for name in tested)
+    variants = read_yaml("packaging/conda/variants.yaml")  # without it, stdlib('c') has no value
+    assert {"c_stdlib", "c_stdlib_version"} <= set(variants)
+    oldest = re.findall(r'requires-python = ">=(3\.\d+)"', (TREE / "pyproject.toml").read_text())
+    assert variants["python"][0] == f"{oldest[0]}.*"
+
+    renderer = pytest.importorskip("rattler_build.cli_api", reason="needs py-rattler-build")
+    for platform in ("linux-64", "linux-aarch64"):
+        renderer.build_recipes(
+            [TREE / "packaging/conda/recipe.yaml"], target_platform=platform, render_only=True, output_dir=tmp_path
+        )
 
 
 def test_sources_from_the_network_are_pinned_by_their_hashes() -> None:
