@@ -1,7 +1,7 @@
 """A program without torch sends an array of 338 KB there and back: tensorferry_core to a server with torch, beside gRPC
 and pyzmq, in turns.
 
-    python -m benchmarks.without_torch [--server PYTHON]
+    python -m benchmarks.without_torch [--server PYTHON] [--placement "two cores"]
 
 PYTHON is an interpreter with torch and tensorferry; this one has numpy, tensorferry_core, and grpcio and pyzmq if they
 are to be measured. Prints the median and the least time of each, in microseconds.
@@ -10,6 +10,7 @@ are to be measured. Prints the median and the least time of each, in microsecond
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from .placement import Placement, place
 
 BYTES = 338_000
 ROUNDS, CALLS = 20, 50
@@ -103,7 +106,11 @@ def zmq_call(started: list[subprocess.Popen[str]]) -> Callable[[Any], Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", default=sys.executable, help="an interpreter with torch and tensorferry")
+    parser.add_argument("--placement", default="unpinned", choices=[each.value for each in Placement])
     options = parser.parse_args()
+    cpus = Placement(options.placement).cpus()
+    if cpus is None:
+        raise SystemExit("this machine has one core")
     started: list[subprocess.Popen[str]] = []
     calls: dict[str, Callable[[Any], Any]] = {}
     try:
@@ -113,6 +120,9 @@ def main() -> None:
                 calls[name] = make(started)
             except ImportError as error:
                 print(f"{name} is left out: {error}")
+        place(os.getpid(), cpus[0])
+        for process in started:
+            place(process.pid, cpus[1])
         array = np.arange(BYTES // 4, dtype=np.float32)
         took: dict[str, list[float]] = {name: [] for name in calls}
         for turn in range(ROUNDS):
