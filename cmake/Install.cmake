@@ -22,6 +22,8 @@ set(headers "${root}${CMAKE_INSTALL_INCLUDEDIR}")
 set(libraries "${root}${CMAKE_INSTALL_LIBDIR}")
 set(package "${libraries}/cmake/tensorferry")
 
+add_custom_target(tensorferry_archives) # what a build of the wheel makes for C++ programs
+
 # tensorferry_archive(NAME COMPONENT FILE OF targets ... LINK ...)
 # Makes an archive of these libraries' objects. Joins them first (prelink.cmake), which halves their size, unless a
 # sanitizer is on.
@@ -40,6 +42,7 @@ function(tensorferry_archive name component file)
   endif()
   add_library(${name} STATIC ${objects})
   add_library(tensorferry::${component} ALIAS ${name})
+  add_dependencies(tensorferry_archives ${name})
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX OUTPUT_NAME ${file} EXPORT_NAME ${component}
     ARCHIVE_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
   target_compile_features(${name} INTERFACE cxx_std_20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,26 @@ def test_the_recipes_have_the_version_and_the_packages_of_the_tree() -> None:
     installed = set(re.findall(r"--no-install-recommends (.*)", docker)[0].split())
     known = set((TREE / "scripts/system.sh").read_text().split())
     assert installed - known <= {"git"}, "scripts/system.sh installs what a build needs"
+
+
+def test_a_build_of_the_wheel_makes_each_library_that_it_installs() -> None:
+    import tensorferry
+
+    build = Path(tensorferry.__file__).parents[2]
+    if not (build / "build.ninja").is_file():
+        pytest.skip("the package is not that of a build folder")
+    (listed,) = re.findall(r"^build.targets = (.*)", (TREE / "pyproject.toml").read_text(), re.MULTILINE)
+    targets = re.findall(r'"(.*?)"', listed)
+    command = ["ninja", "-C", str(build), "-t", "commands", *targets]
+    commands = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    pattern = (
+        r'COMPONENT STREQUAL "(?:cpp|python)".*\n.*file\(INSTALL .* TYPE (?:STATIC_LIBRARY|MODULE) .*FILES "(.*?)"'
+    )
+    scripts = [build / "cmake_install.cmake", *build.glob("python/**/cmake_install.cmake")]
+    installed = {Path(each) for script in scripts for each in re.findall(pattern, script.read_text())}
+    names = {str(each.relative_to(build)) for each in installed}
+    assert len(names) > 2
+    assert {each for each in names if f" {each}" not in commands} == set()
 
 
 def test_the_recipe_for_conda_can_be_rendered(tmp_path: Path) -> None:
