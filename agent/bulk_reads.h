@@ -29,27 +29,42 @@ class BulkReads final {
     Completion landed;
   };
 
-  /// Adds a destination. True: take() finds it. False: it is not needed, and `landed` has run: with Ok if the bytes
-  /// have another destination, with ProtocolError if both want the bytes, with the link's status after end().
+  /// The reads at once that drop their bytes. They cost no memory of a buffer, so a peer could name any number.
+  static constexpr std::size_t most_dropping = std::size_t{1} << 17;
+  enum class Added : std::uint8_t { waits, unneeded, too_many };
+
+  /// Adds a destination. waits: take() finds it. unneeded: `landed` has run: with Ok if the bytes have another
+  /// destination, with ProtocolError if both want the bytes, with the link's status after end(). too_many: `landed` has
+  /// run with ProtocolError, because `most_dropping` others drop their bytes; the caller must end the link.
   ///
   /// Bytes may be named twice if one of the two drops them: a sender that lost a connection withdraws a message that
   /// may have arrived. The other one gets the bytes then.
-  bool add(Name name, Read read) {
-    const auto drops = [](const Read& each) { return each.destination.data == nullptr; };
+  Added add(Name name, Read read) {
     Status failed;
+    auto result = Added::unneeded;
     {
       const std::lock_guard lock(mutex_);
       if (ended_) {
         failed = *ended_;
+      } else if (drops(read) && dropping_ >= most_dropping) {
+        failed = {Code::protocol_error, "too many bulk bytes are to be dropped"};
+        result = Added::too_many;
       } else {
-        const auto [it, added] = reads_.try_emplace(name, std::move(read));
-        if (added) return true;
-        if (!drops(read) && drops(it->second)) std::swap(read, it->second);
+        const auto [it, added] = reads_.try_emplace(name);
+        if (added) {
+          it->second = std::move(read);
+          dropping_ += drops(it->second) ? 1 : 0;
+          return Added::waits;
+        }
+        if (!drops(read) && drops(it->second)) {
+          std::swap(read, it->second);
+          --dropping_;
+        }
         if (!drops(read)) failed = {Code::protocol_error, "two tickets name the same bulk bytes"};
       }
     }
     complete(std::move(read.landed), failed);
-    return false;
+    return result;
   }
   /// Takes out the destination of the bytes that have come. Nullopt: none has been added yet.
   std::optional<Read> take(Name name) {
@@ -58,6 +73,7 @@ class BulkReads final {
     if (it == reads_.end()) return std::nullopt;
     auto read = std::move(it->second);
     reads_.erase(it);
+    dropping_ -= drops(read) ? 1 : 0;
     return read;
   }
   /// Returns how many destinations wait for their bytes.
@@ -73,7 +89,10 @@ class BulkReads final {
   }
 
  private:
+  static bool drops(const Read& read) { return read.destination.data == nullptr; }
+
   mutable Mutex mutex_;  // guards the others
+  std::size_t dropping_ = 0;
   std::optional<Status> ended_;
   std::map<Name, Read> reads_;
 };

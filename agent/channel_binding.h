@@ -112,8 +112,10 @@ class ChannelBinding final : public Wire {
     parts_.around.link.send_bulk(wire::assemble(header, {}, {}, {}), {std::move(buffer), std::move(written)});
   }
   void receive_bulk(std::uint64_t sequence, Buffer destination, Completion landed) override {
-    if (parts_.bulk_reads.add({code(), sequence}, {std::move(destination), std::move(landed)}))
-      parts_.around.link.resume_bulk();
+    const auto added = parts_.bulk_reads.add({code(), sequence}, {std::move(destination), std::move(landed)});
+    if (added == BulkReads::Added::waits) parts_.around.link.resume_bulk();
+    if (added == BulkReads::Added::too_many)
+      parts_.around.link.fail({Code::protocol_error, "too many bulk bytes are to be dropped"});
   }
   [[nodiscard]] bool splits_bulk() const override { return parts_.around.link.splits_bulk(); }
   void ready(Status probed) override {

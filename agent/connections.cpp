@@ -260,23 +260,23 @@ void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
 /// go over several networks, further pool threads write to the other idle ones.
 void Connections::write_waiting_bulk(std::size_t count) {
   Stream stream;
-  std::vector<Stream> others;
-  others.reserve(BulkStreams::most);  // before a stream is taken
+  std::array<Stream, BulkStreams::most> others;
+  std::size_t taken = 0;
   bool begin = false;
   {
     const std::lock_guard lock(mutex_);
     if (closed() || unsent_.buffers.empty()) return;
     stream = bulk_.take_idle();
     if (!stream) begin = bulk_.out.empty() ? begin_dialling(ConnectionRole::bulk_out) : begin_another_bulk_dial();
-    while (stream && bulk_.splits() && others.size() + 1 < unsent_.buffers.size()) {
-      auto other = bulk_.take_idle();
-      if (!other) break;
-      others.push_back(std::move(other));
+    while (stream && bulk_.splits() && taken < others.size() && taken + 1 < unsent_.buffers.size()) {
+      others.at(taken) = bulk_.take_idle();
+      if (!others.at(taken)) break;
+      ++taken;
     }
   }
   if (begin) get_bulk();
   if (!stream) return;
-  for (const auto& other : others) finish_writes(other);
+  for (std::size_t i = 0; i < taken; ++i) finish_writes(others.at(i));
   or_break_off(stream, [&] {
     std::vector<FrameStream::Written> written;
     auto* const apart = Reactor::on_any_thread() ? &written : nullptr;
@@ -418,10 +418,13 @@ void Connections::resume_bulk() {
     held.swap(bulk_.held);
   }
   for (const auto& stream : held) {
+    bool taken = false;
     or_break_off(stream, [&] {
-      link_.engine().pool->submit_long(
+      (void)link_.engine().pool->submit_long(
           [link = link_.shared_from_this(), stream] { link->connections().read_bulk(stream); });
+      taken = true;
     });
+    if (!taken) link_.engine().pool->arm(stream->fd());  // a thread must notice that it was broken off
   }
 }
 

@@ -55,9 +55,11 @@ std::string host_of(const std::string& address) {
 std::optional<LocalRoute> route_to(const std::string& host) {
   const auto socket = connected_datagram_socket(host);
   if (!socket) return std::nullopt;
-  LocalRoute route{local_host(socket.get()), 0};
+  LocalRoute route{local_host(socket.get())};
   for (const auto& each : interface_addresses()) {
-    if (each.address == route.from) route.mbits = speed_of(each.interface, socket.get());
+    if (each.address != route.from) continue;
+    route.interface = each.interface;
+    route.mbits = speed_of(each.interface, socket.get());
   }
   return route;
 }
@@ -66,6 +68,7 @@ std::vector<NetworkPath> separate_paths(const std::vector<std::string>& ours, co
                                         const std::function<std::optional<LocalRoute>(const std::string&)>& route) {
   if (ours.size() < 2 || theirs.size() < 2) return {};
   std::vector<NetworkPath> paths;
+  std::vector<std::string> interfaces;  // theirs
   unsigned first_mbits = 0;
   for (const auto& to : theirs) {
     const auto host = host_of(to);
@@ -74,9 +77,14 @@ std::vector<NetworkPath> separate_paths(const std::vector<std::string>& ours, co
     const auto is_from = [&](const auto& address) { return host_of(address) == found->from; };
     const auto is_taken = [&](const auto& path) { return path.from == found->from; };
     if (std::none_of(ours.begin(), ours.end(), is_from) || std::any_of(paths.begin(), paths.end(), is_taken)) continue;
+    // Two addresses of one interface, as an IPv4 and an IPv6 one, are one path.
+    if (!found->interface.empty() &&
+        std::find(interfaces.begin(), interfaces.end(), found->interface) != interfaces.end())
+      continue;
     if (paths.empty()) first_mbits = found->mbits;
     if (found->mbits != 0 && found->mbits < first_mbits / 2) continue;
     paths.push_back({found->from, to});
+    interfaces.push_back(found->interface);
   }
   if (paths.size() < 2) paths.clear();
   return paths;

@@ -13,6 +13,7 @@ namespace tensorferry {
 struct LocalRoute {
   std::string from;    // the numeric address of this host that it would use
   unsigned mbits = 0;  // the speed that the address's interface reports; 0: it reports none
+  std::string interface = {};
 };
 /// Returns the route to a numeric address. Sends no packet. Nullopt: there is none.
 std::optional<LocalRoute> route_to(const std::string& host);
@@ -27,7 +28,8 @@ struct NetworkPath {
 /// Returns the paths from the addresses `ours` to the addresses `theirs`, which are those of two agents' records, in
 /// the order of `theirs`; empty if there are fewer than two. `route`: as route_to(). Leaves out:
 /// - an address to which the kernel sends from an address that is not in `ours`, so the user has not chosen its
-///   interface; or from one that another path has; or from the same address, so it is on this host;
+///   interface; or from an address or an interface that another path has; or from the same address, so it is on this
+///   host;
 /// - a path over an interface less than half as fast as the first path's: the whole buffer would wait for its piece.
 std::vector<NetworkPath> separate_paths(const std::vector<std::string>& ours, const std::vector<std::string>& theirs,
                                         const std::function<std::optional<LocalRoute>(const std::string&)>& route);

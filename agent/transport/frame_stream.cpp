@@ -78,7 +78,7 @@ void FrameStream::queue(Bytes frame, Descriptors descriptors) {
 }
 
 /// Under write_mutex_.
-void FrameStream::enqueue(Bytes frame, std::vector<Part> trailing, Descriptors descriptors) {
+void FrameStream::enqueue(Bytes&& frame, std::vector<Part>&& trailing, Descriptors&& descriptors) {
   auto bytes = frame.size();
   for (const auto& part : trailing) bytes += part.buffer.bytes;
   const bool alone = trailing.empty() && descriptors.empty();

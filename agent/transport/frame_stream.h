@@ -149,7 +149,7 @@ class FrameStream final {
   };
 
   enum class Wrote : std::uint8_t { all, some, full };  // some: the queue is not empty, and the socket may take more
-  void enqueue(Bytes frame, std::vector<Part> trailing, Descriptors descriptors);
+  void enqueue(Bytes&& frame, std::vector<Part>&& trailing, Descriptors&& descriptors);
   bool write(std::vector<Written>& written, bool here);
   Wrote write_once(std::vector<Written>& written);
   void let_others_queue();

@@ -36,7 +36,7 @@ struct InPieces {
 
   /// Returns how many pieces a buffer has; 0: none that a sender makes.
   [[nodiscard]] std::uint64_t count(std::uint64_t bytes) const {
-    if (piece == 0 || bytes <= piece) return 0;
+    if (piece < BasicDriver::piece_bytes || bytes <= piece) return 0;  // smaller ones would cost more than they carry
     const auto pieces = (bytes - 1) / piece + 1;
     const auto most = std::min<std::uint64_t>(BasicDriver::most_pieces, ~std::uint64_t{0} - first);
     return pieces <= most ? pieces : 0;

@@ -81,7 +81,8 @@ bool EventPoller::poll(bool all, std::unique_lock<Mutex> polling) {
     const CaptureModeGuard outside;  // the queries belong to no CUDA graph
     std::erase_if(polled_, [&](PolledEvent& event) {
       if (!all && event.watch == Watch::loosely && now < event.next) return false;
-      auto status = event.event.done();
+      std::optional<Status> status;  // without memory for an error it is asked for again
+      out_of_memory::with_reserve([&] { status = event.event.done(); });
       if (status && done.empty()) done.reserve(polled_.size());  // nothing has moved yet
       if (status) done.emplace_back(std::move(event.then), std::move(*status));
       event.next = now + std::max(patience, backed_off(now - event.since));
@@ -126,11 +127,12 @@ void EventPoller::run() {
       }
       idle_ = false;
       if (any || !incoming_.empty()) last_news = Clock::now();
-      if (!out_of_memory::with_reserve([&] { functions.reserve(functions.size() + incoming_functions_.size()); }))
-        continue;
-      std::move(incoming_functions_.begin(), incoming_functions_.end(), std::back_inserter(functions));
-      incoming_functions_.clear();
-      seen = submitted_;
+      const auto all = functions.size() + incoming_functions_.size();
+      if (out_of_memory::with_reserve([&] { functions.reserve(all); })) {
+        std::move(incoming_functions_.begin(), incoming_functions_.end(), std::back_inserter(functions));
+        incoming_functions_.clear();
+        seen = submitted_;
+      }
     }
     bool any = false;
     out_of_memory::with_reserve([&] { any = poll(false, std::unique_lock(polling_)); });

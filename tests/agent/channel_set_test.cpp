@@ -34,7 +34,7 @@ struct Destination {
 TEST(BulkReads, GiveEachDestinationOnce) {
   BulkReads reads;
   Destination mine;
-  EXPECT_TRUE(reads.add({1, 7}, mine.read()));
+  EXPECT_EQ(reads.add({1, 7}, mine.read()), BulkReads::Added::waits);
   EXPECT_FALSE(reads.take({2, 7}));
   EXPECT_FALSE(reads.take({1, 8}));
   const auto read = reads.take({1, 7});
@@ -47,8 +47,8 @@ TEST(BulkReads, GiveEachDestinationOnce) {
 TEST(BulkReads, RefuseASecondDestinationOfTheSameBytes) {
   BulkReads reads;
   Destination first, second;
-  EXPECT_TRUE(reads.add({1, 7}, first.read()));
-  EXPECT_FALSE(reads.add({1, 7}, second.read()));
+  EXPECT_EQ(reads.add({1, 7}, first.read()), BulkReads::Added::waits);
+  EXPECT_EQ(reads.add({1, 7}, second.read()), BulkReads::Added::unneeded);
   EXPECT_EQ(second.landed, std::vector{Code::protocol_error});
   EXPECT_EQ(reads.take({1, 7})->destination.data, &first.byte);
 }
@@ -57,22 +57,37 @@ TEST(BulkReads, GiveBytesThatOneTicketDropsToTheOther) {
   for (const bool dropped_first : {false, true}) {
     BulkReads reads;
     Destination wanted, dropped;
-    EXPECT_TRUE(reads.add({1, 7}, dropped_first ? dropped.dropping() : wanted.read()));
-    EXPECT_FALSE(reads.add({1, 7}, dropped_first ? wanted.read() : dropped.dropping()));
+    EXPECT_EQ(reads.add({1, 7}, dropped_first ? dropped.dropping() : wanted.read()), BulkReads::Added::waits);
+    EXPECT_EQ(reads.add({1, 7}, dropped_first ? wanted.read() : dropped.dropping()), BulkReads::Added::unneeded);
     EXPECT_EQ(dropped.landed, std::vector{Code::ok});
     EXPECT_EQ(reads.take({1, 7})->destination.data, &wanted.byte);
     EXPECT_TRUE(wanted.landed.empty());
   }
 }
 
+TEST(BulkReads, DropABoundedNumberAtOnce) {
+  BulkReads reads;
+  Destination dropped, wanted;
+  for (std::uint64_t i = 0; i < BulkReads::most_dropping; ++i)
+    ASSERT_EQ(reads.add({1, i}, dropped.dropping()), BulkReads::Added::waits);
+  EXPECT_EQ(reads.add({2, 1}, dropped.dropping()), BulkReads::Added::too_many);
+  EXPECT_EQ(dropped.landed, std::vector{Code::protocol_error});
+  EXPECT_EQ(reads.add({2, 1}, wanted.read()), BulkReads::Added::waits);
+  ASSERT_TRUE(reads.take({1, 0}));
+  EXPECT_EQ(reads.add({1, 1}, wanted.read()), BulkReads::Added::unneeded) << "it takes the place of one that drops";
+  for (const std::uint64_t again : {3, 4})
+    EXPECT_EQ(reads.add({2, again}, dropped.dropping()), BulkReads::Added::waits);
+  EXPECT_EQ(reads.add({2, 5}, dropped.dropping()), BulkReads::Added::too_many);
+}
+
 TEST(BulkReads, OfAnEndedLinkFail) {
   BulkReads reads;
   Destination before, after;
-  EXPECT_TRUE(reads.add({1, 7}, before.read()));
+  EXPECT_EQ(reads.add({1, 7}, before.read()), BulkReads::Added::waits);
   const auto left = reads.end(lost);
   ASSERT_EQ(left.size(), 1U);
   EXPECT_EQ(left.begin()->second.destination.data, &before.byte);
-  EXPECT_FALSE(reads.add({1, 8}, after.read()));
+  EXPECT_EQ(reads.add({1, 8}, after.read()), BulkReads::Added::unneeded);
   EXPECT_EQ(after.landed, std::vector{Code::connection_lost});
   EXPECT_FALSE(reads.take({1, 7}));
 }

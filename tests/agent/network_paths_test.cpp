@@ -43,6 +43,9 @@ TEST(NetworkPaths, AreNoneWithOneNetworkAlone) {
 TEST(NetworkPaths, CountAnInterfaceOnce) {
   const Routes routed = {{"10.0.1.2", {"10.0.1.1"}}, {"10.0.2.2", {"10.0.1.1"}}, {"fd00::2", {"fd00::1"}}};
   EXPECT_EQ(paths_with(routed), (Paths{first, third}));
+  const Routes twice = {
+      {"10.0.1.2", {"10.0.1.1", 0, "ib0"}}, {"10.0.2.2", {"10.0.2.1", 0, "ib1"}}, {"fd00::2", {"fd00::1", 0, "ib0"}}};
+  EXPECT_EQ(paths_with(twice), (Paths{first, second}));
 }
 
 TEST(NetworkPaths, LeaveOutInterfacesThatTheUserHasNotChosen) {

@@ -210,7 +210,9 @@ TEST_F(BasicInPieces, ATicketThatNoSenderMakesIsRefusedBeforeAnyMemoryIsTaken) {
       {bytes, pieces_ticket(1, 0)},                                       // pieces without bytes
       {bytes, pieces_ticket(1, bytes)},                                   // one piece
       {bytes, pieces_ticket(1, most)},                                    //
-      {bytes, pieces_ticket(1, bytes / (BasicDriver::most_pieces + 1))},  // too many
+      {bytes, pieces_ticket(1, BasicDriver::piece_bytes - 1)},            // smaller ones than any sender makes
+      {bytes, pieces_ticket(1, bytes / (BasicDriver::most_pieces + 1))},  // and too many
+      {most, pieces_ticket(1, BasicDriver::piece_bytes)},                 // too many
       {most, pieces_ticket(1, 1)},                                        //
       {bytes, pieces_ticket(most - 1, bytes / 4)},                        // their sequences wrap around
       {0, pieces_ticket(1, 1)},                                           // an empty buffer
@@ -229,7 +231,7 @@ TEST_F(BasicInPieces, ATicketThatNoSenderMakesIsRefusedBeforeAnyMemoryIsTaken) {
 }
 
 TEST_F(BasicInPieces, PiecesOfAnotherSizeThanTheTicketSaysFail) {
-  for (const std::uint64_t piece : {BasicDriver::piece_bytes - 1, BasicDriver::piece_bytes + 1}) {
+  for (const std::uint64_t piece : {BasicDriver::piece_bytes + 1, 2 * BasicDriver::piece_bytes}) {
     WirePair other(driver, driver, {}, *memory, *memory);
     other.a->splits = true;
     Letter letter(*other.a);

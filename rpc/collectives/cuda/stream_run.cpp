@@ -9,7 +9,8 @@ namespace driver = tensorferry::cuda;
 using driver::address_of;
 using driver::api;
 
-Status StreamRun::enqueue_all(const Fingerprint& called, const WaitLimits& limits, const std::function<void()>& enqueue) {
+Status StreamRun::enqueue_all(const Fingerprint& called, const WaitLimits& limits,
+                              const std::function<void()>& enqueue) {
   const driver::DeviceGuard here(gpu_->device);
   if (!here.status().ok()) return here.status();
   if (const bool capturing = !driver::refusal_of_capture(gpu_->device, stream_).ok(); capturing != captured_) {

@@ -72,8 +72,9 @@ GradFuture future_of(const TensorGroup& on, const TensorGroup::Started& started,
   const auto order = on.access().order();
   const auto devices = order ? std::vector<c10::Device>{order->device()} : std::vector<c10::Device>();
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), devices);
-  (*started)->on_done([future, tensor, order](const Status& status) {
-    const at::ThreadLocalStateGuard unused(state_of_unused_thread());
+  const auto& state = state_of_unused_thread();
+  (*started)->on_done([future, tensor, order, &state](const Status& status) {
+    const at::ThreadLocalStateGuard unused(state);
     settle(*future, [&] {
       if (!status.ok()) throw GroupError(status);
       if (order) return order->on_stream([&] { future->markCompleted(tensor); });

@@ -181,9 +181,10 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
                                          : c10::ListType::create(c10::ListType::create(c10::TensorType::get()));
   const auto& order = work_.order();
   const auto devices = order ? std::vector<c10::Device>{order->device()} : std::vector<c10::Device>();
+  const auto& state = state_of_unused_thread();  // before future_ is set: it may throw
   future_ = c10::make_intrusive<c10::ivalue::Future>(type, devices);
-  work_.group_work()->on_done([future = future_, results = results_, order](const Status& status) {
-    const at::ThreadLocalStateGuard unused(state_of_unused_thread());
+  work_.group_work()->on_done([future = future_, results = results_, order, &state](const Status& status) {
+    const at::ThreadLocalStateGuard unused(state);
     settle(*future, [&] {
       if (status.ok() && order) return order->on_stream([&] { future->markCompleted(value_of(results)); });
       if (status.ok()) return future->markCompleted(value_of(results));
