@@ -34,8 +34,8 @@ using ::testing::HasSubstr;
 TEST(FairQueues, ServeTheirSendersInTurn) {
   FairQueue<int> queue;
   const int a = 0, b = 0;
-  for (const int item : {1, 2, 3}) queue.push(&a, item);
-  for (const int item : {11, 12}) queue.push(&b, item);
+  for (const int item : {1, 2, 3}) queue.push(&a, int(item));
+  for (const int item : {11, 12}) queue.push(&b, int(item));
   std::vector<int> order;
   while (queue.ready() != 0) order.push_back(queue.pop());
   EXPECT_EQ(order, (std::vector<int>{1, 11, 2, 12, 3}));
