@@ -94,7 +94,7 @@ struct Ledger {
 };
 
 /// Returns the number of the core on which this thread runs, plus 1; 0: unknown.
-inline std::uint64_t current_core() noexcept { return static_cast<std::uint64_t>(::sched_getcpu() + 1); }
+inline std::uint64_t current_core() noexcept { return static_cast<std::uint64_t>(::sched_getcpu()) + 1; }
 
 /// The channel's descriptor. Its tag is the version of these records and of the memory's layout.
 struct ShmDescriptor {
