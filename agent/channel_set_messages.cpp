@@ -347,11 +347,11 @@ void ChannelSet::receive(FrameStream* stream, const wire::Frame& frame, const st
     };
     payload = {};
   }
+  const std::vector<Buffer> nowhere;
   std::shared_ptr<IncomingMessage> message_in;
   {
     const ReadingFrom reading(stream);
-    message_in =
-        land(frame.buffers, std::move(payload), spilled ? std::vector<Buffer>() : into, std::move(arrived), spilled);
+    message_in = land(frame.buffers, std::move(payload), spilled ? nowhere : into, std::move(arrived), spilled);
   }
   message_in->landed({});
 }

@@ -198,15 +198,6 @@ struct RawDialler {
   RawConnection calls;
 };
 
-Bytes pieces_ticket(std::uint64_t first, std::uint64_t piece) {
-  Bytes ticket;
-  Writer writer(ticket);
-  writer.put(std::uint8_t{3});
-  writer.varint(first);
-  writer.varint(piece);
-  return ticket;
-}
-
 constexpr std::size_t very_large = std::size_t{64} << 20;  // more than a few sockets take
 
 /// Reads so many pieces, from whichever connection has one, and returns how many came by each.

@@ -19,6 +19,7 @@
 #include "agent/wire/frame.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
+#include "tests/channels/basic_tickets.h"
 
 namespace tensorferry::testing {
 
@@ -258,17 +259,6 @@ inline Bytes record_frame(std::uint64_t bytes, ByteView ticket, std::uint8_t cha
   Writer writer(out);
   record.encode(writer);
   return out;
-}
-
-/// Tickets of basic. appended_ticket: the bytes follow the frame. bulk_ticket: they come on the bulk connection, under
-/// a sequence number.
-inline const Bytes appended_ticket{std::byte{1}};
-inline Bytes bulk_ticket(std::uint64_t sequence) {
-  Bytes ticket;
-  Writer writer(ticket);
-  writer.put(std::uint8_t{2});
-  writer.varint(sequence);
-  return ticket;
 }
 
 }  // namespace tensorferry::testing

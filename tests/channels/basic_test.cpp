@@ -7,6 +7,7 @@
 
 #include "channels/basic/basic_channel.h"
 #include "channels/completion.h"
+#include "tests/channels/basic_tickets.h"
 #include "tests/conformance/channel_suite.h"
 
 namespace tensorferry::conformance {
@@ -87,15 +88,6 @@ TEST_F(Basic, ABulkTicketPulledTwiceIsAProtocolError) {
 
 /// A buffer in pieces, of which the last one is smaller.
 constexpr std::size_t in_pieces = BasicDriver::pieces_from + BasicDriver::piece_bytes / 2 + 1;
-
-Bytes pieces_ticket(std::uint64_t first, std::uint64_t piece) {
-  Bytes ticket;
-  Writer out(ticket);
-  out.put(std::uint8_t{3});
-  out.varint(first);
-  out.varint(piece);
-  return ticket;
-}
 
 /// Counts what is sent as bulk data.
 struct CountingWire final : Wire {
