@@ -182,7 +182,8 @@ constexpr Milliseconds longest_last_look(50);
 /// that reads them.
 void Link::take_last_replies() {
   calls_.ring().take_all();  // first, because a slot may say that its reply comes by socket
-  const auto stream = connections_.calls();
+  // Before it is up it carried no call, and the peer's hello has not been read.
+  const auto stream = connections_.calls_if_up();
   const auto until = std::chrono::steady_clock::now() + longest_last_look;
   while (stream && !stream->closed()) {
     if (stream->begin_read()) {
