@@ -66,7 +66,7 @@ Result<std::byte*> Board::slot(std::uint64_t step, const WaitLimits& limits) {
 void Board::announce(std::uint64_t step, const Announcement& announcement, std::span<const Part> parts) {
   auto* const head = entry(rank_, step);
   std::memcpy(head, &announcement, sizeof announcement);
-  std::memcpy(head + sizeof announcement, parts.data(), parts.size_bytes());
+  if (!parts.empty()) std::memcpy(head + sizeof announcement, parts.data(), parts.size_bytes());
   flags(rank_).announced.store(step, std::memory_order_seq_cst);
   ring_sleepers();
 }

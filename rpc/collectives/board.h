@@ -119,6 +119,7 @@ class Board final {
   /// Returns this rank's slot for `step`, of slot_bytes, once no rank reads it any more.
   Result<std::byte*> slot(std::uint64_t step, const WaitLimits& limits);
   /// Publishes this rank's announcement for `step`, after its slot has been filled, and wakes the ranks that sleep.
+  /// `parts` may be empty in a step whose parts no rank asks for.
   void announce(std::uint64_t step, const Announcement& announcement, std::span<const Part> parts);
   /// Waits until `rank` has announced `step`. DeadlineExceeded has no text.
   Status await(std::size_t rank, std::uint64_t step, const WaitLimits& limits);

@@ -116,7 +116,7 @@ void Exchange::leave_sizes_to_the_root(std::vector<Fingerprint>& called) {
   }
 }
 
-Status Exchange::agree(std::vector<Fingerprint> called) {
+Status Exchange::compare(std::vector<Fingerprint> called) const {
   leave_sizes_to_the_root(called);
   // The call that most ranks made counts as the right one; if two are equally frequent, that of the lowest rank.
   std::size_t most = 0, usual = 0;
@@ -125,7 +125,6 @@ Status Exchange::agree(std::vector<Fingerprint> called) {
     if (alike > most) most = alike, usual = rank;
   }
   if (most == called.size()) return {};
-  disagreed_ = true;
   std::string differ;
   for (std::size_t rank = 0; rank < called.size(); ++rank) {
     if (called[rank] == called[usual]) continue;
@@ -138,8 +137,75 @@ Status Exchange::agree(std::vector<Fingerprint> called) {
 
 Status Exchange::step(const Fingerprint& called, ExchangeStep step, const WaitLimits& limits) {
   if (auto why = limits.failed(); !why.ok()) return why;
+  if (auto status = settle_announced(limits); !status.ok()) return status;
   ++step_;
   return board_ ? step_on_board(called, step, limits) : step_by_messages(called, step, limits);
+}
+
+Status Exchange::missing(const Status& status, const Fingerprint& called, std::uint64_t step) const {
+  if (!time_is_over(status)) return status;
+  std::vector<std::size_t> ranks;
+  for (std::size_t from = 0; from < size(); ++from) {
+    if (from != rank() && !board_->announced(from, step)) ranks.push_back(from);
+  }
+  return late(called, ranks);
+}
+
+Status Exchange::announce(const Fingerprint& called, std::function<void(const Status&)> differ,
+                          const WaitLimits& limits) {
+  if (auto why = limits.failed(); !why.ok()) return why;
+  if (auto status = settle_announced(limits); !status.ok()) return status;
+  ++step_;
+  if (const auto slot = board_->slot(step_, limits); !slot.ok()) return missing(slot.status(), called, step_);
+  Announcement no_bytes;
+  no_bytes.fingerprint = called;
+  board_->announce(step_, no_bytes, {});  // no rank reads its parts
+  const std::lock_guard lock(mutex_);
+  announced_ = {step_, called, std::move(differ)};
+  return {};
+}
+
+Status Exchange::settle_announced(const WaitLimits& limits) {
+  Fingerprint called;
+  std::uint64_t step = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!announced_) return {};
+    called = announced_->called;
+    step = announced_->step;
+  }
+  for (std::size_t from = 0; from < size(); ++from) {
+    if (from == rank()) continue;
+    if (auto status = missing(board_->await(from, step, limits), called, step); !status.ok()) return status;
+  }
+  return compare_announced();
+}
+
+Status Exchange::compare_announced() {
+  std::optional<Announced> compared;
+  std::vector<Fingerprint> calls(size());
+  {
+    const std::lock_guard lock(mutex_);
+    if (!announced_) return {};
+    for (std::size_t from = 0; from < size(); ++from) {
+      if (from != rank() && !board_->announced(from, announced_->step)) return {};
+      calls[from] = from == rank() ? announced_->called : board_->announcement(from, announced_->step).fingerprint;
+    }
+    board_->done(announced_->step);
+    compared = std::move(announced_);
+    announced_.reset();
+  }
+  const auto status = compare(std::move(calls));
+  if (status.ok()) return {};
+  const Status why(status.code(),
+                   std::string(status.what()) + ". A GPU had begun the operation, so the group has failed");
+  compared->differ(why);
+  return why;
+}
+
+bool Exchange::has_announced() const {
+  const std::lock_guard lock(mutex_);
+  return announced_.has_value();
 }
 
 Announcement Exchange::place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts,
@@ -169,14 +235,7 @@ Announcement Exchange::place(ExchangeStep& step, std::byte* slot, std::vector<Pa
 }
 
 Status Exchange::step_on_board(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits) {
-  const auto missing = [&](const Status& status) -> Status {
-    if (!time_is_over(status)) return status;
-    std::vector<std::size_t> ranks;
-    for (std::size_t from = 0; from < size(); ++from) {
-      if (from != rank() && !board_->announced(from, step_)) ranks.push_back(from);
-    }
-    return late(called, ranks);
-  };
+  const auto missing = [&](const Status& status) { return this->missing(status, called, step_); };
   const auto slot = board_->slot(step_, limits);
   if (!slot.ok()) return missing(slot.status());
   std::vector<Part> parts(size());

@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -60,6 +62,11 @@ class Exchange final {
   /// Gives and takes bytes. If it is the first step of an operation, InvalidArgument if the ranks do not call the same,
   /// as `called` says. DeadlineExceeded names the ranks that have not come.
   Status step(const Fingerprint& called, ExchangeStep step, const WaitLimits& limits);
+  /// A step without bytes in which this rank waits for no other, on a board: the ranks' devices meet instead. The calls
+  /// are compared before the next step, or by compare_announced(); if they differ, `differ` hears why, on any thread.
+  /// So a rank is at most one such step ahead of the others, and the board keeps each announcement until all ranks have
+  /// compared it.
+  Status announce(const Fingerprint& called, std::function<void(const Status&)> differ, const WaitLimits& limits);
   /// Passes blocks around the ring, by messages. The ranks have made a step in the same operation before.
   Status pass_around(const Fingerprint& called, const RingPass& pass, const WaitLimits& limits);
   /// Returns whether the ranks called different operations since begin(), which all of them know.
@@ -73,6 +80,11 @@ class Exchange final {
   [[nodiscard]] Links links() const noexcept { return links_; }
   /// Returns the number of the last step that this rank has begun.
   [[nodiscard]] std::uint64_t steps() const noexcept { return step_; }
+  /// Compares the calls of the last announce() once all ranks have come to it. InvalidArgument: they differ, which
+  /// fails the group.
+  Status compare_announced();
+  /// Returns whether the calls of the last announce() have not been compared yet.
+  [[nodiscard]] bool has_announced() const;
   /// Returns the words for streams on the board; empty without a board, or if there are too many ranks.
   [[nodiscard]] Buffer stream_words() const { return board_ ? board_->stream_words() : Buffer(); }
   /// Keeps, or drops, a region of `rank` that this process has mapped. ResourceExhausted: most_regions of that rank are
@@ -87,11 +99,22 @@ class Exchange final {
   [[nodiscard]] std::string not_come(const std::vector<std::size_t>& missing) const;
 
  private:
-  Status agree(std::vector<Fingerprint> called);
+  /// Returns InvalidArgument, which names the ranks that differ, unless all ranks have called the same.
+  [[nodiscard]] Status compare(std::vector<Fingerprint> called) const;
+  /// The same for the first step of an operation, whose ranks all notice it.
+  Status agree(std::vector<Fingerprint> called) {
+    auto status = compare(std::move(called));
+    disagreed_ = disagreed_ || !status.ok();
+    return status;
+  }
   static void leave_sizes_to_the_root(std::vector<Fingerprint>& called);
 
   // A step on a board (exchange.cpp).
   Status step_on_board(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits);
+  /// Waits until all ranks have come to the step that announce() made before, and compares their calls.
+  Status settle_announced(const WaitLimits& limits);
+  /// Gives an error of a time that is over its text: the ranks that have not come to `step`.
+  [[nodiscard]] Status missing(const Status& status, const Fingerprint& called, std::uint64_t step) const;
   Announcement place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts, std::vector<std::byte>& copy);
   Status take_parts(const ExchangeStep& step, const std::vector<Announcement>& announced, const WaitLimits& limits);
   /// Returns where the part is, and the owner of that memory; null data: in a process, for read_memory().
@@ -134,9 +157,15 @@ class Exchange final {
   bool disagreed_ = false;
   std::vector<std::byte> scratch_;
 
-  mutable std::mutex mutex_;                                         // guards the next two
+  struct Announced {
+    std::uint64_t step;
+    Fingerprint called;
+    std::function<void(const Status&)> differ;
+  };
+  mutable std::mutex mutex_;                                         // guards the next three
   std::unique_ptr<Board> board_;                                     // set once; the thread of operations needs no lock
   std::map<std::pair<std::size_t, std::uint64_t>, Buffer> regions_;  // of other ranks
+  std::optional<Announced> announced_;                               // not compared yet
 };
 
 }  // namespace tensorferry::collectives

@@ -137,8 +137,14 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   Work perform(StartOptions options, UniqueFunction<Status(const WaitLimits&)> run);
   /// Within an operation: returns Ok if all ranks called the same, as `called` says; else their disagreement.
   Status agree_on(const Fingerprint& called, const WaitLimits& limits);
-  /// Within an operation: the same, and writes what each rank has told to `all`, in the order of the ranks. All tell as
-  /// many bytes.
+  /// Within an operation of ranks on a board: Exchange::announce(). compare_announced() may be called at any time.
+  Status announce(const Fingerprint& called, std::function<void(const Status&)> differ, const WaitLimits& limits) {
+    return exchange_.announce(called, std::move(differ), limits);
+  }
+  Status compare_announced() { return exchange_.compare_announced(); }
+  [[nodiscard]] bool has_announced() const { return exchange_.has_announced(); }
+  /// Within an operation: as agree_on(), and writes what each rank has told to `all`, in the order of the ranks. All
+  /// tell as many bytes.
   Status tell_each_other(const Fingerprint& called, InBytes own, OutBytes all, const WaitLimits& limits);
   /// Within an operation, after tell_each_other(): gives `own` to all ranks, and takes what each gives.
   Status give_to_all(const Fingerprint& called, InBytes own, const std::vector<OutBytes>& all,

@@ -26,6 +26,7 @@ struct GroupGpu {
   std::string name;         // "NVIDIA H100 80GB HBM3"
   std::string staged;       // why its tensors go through host memory; empty: they do not
   RankPlacement placement = RankPlacement::gpu_each;
+  bool apart = false;  // each rank is a process of its own
   JoinedGpus joined;
   bool flags = false;                         // the kernels of all ranks can meet by flags
   Crossings crossings;                        // measured, the same at every rank
@@ -56,8 +57,8 @@ class Direct final : public DirectGroup, public std::enable_shared_from_this<Dir
   /// Makes `stream` of `device` wait for the last operation, unless it was on the same stream. The default streams of
   /// two devices have one handle.
   CUresult follow_last(int device, CUstream stream);
-  /// The last operation on `stream` of `device` is enqueued.
-  void ends_on(int device, CUstream stream);
+  /// Operation `number` is enqueued on `stream` of `device`.
+  void ends_on(int device, CUstream stream, std::uint32_t number);
 
  private:
   Status negotiate(GroupGpu& gpu, const WaitLimits& limits);
@@ -75,7 +76,7 @@ class Direct final : public DirectGroup, public std::enable_shared_from_this<Dir
   std::atomic<std::uint32_t> operations_{0};  // drain() reads it
   std::uint32_t meetings_ = 0;
   std::size_t slot_uses_ = 0;
-  tensorferry::cuda::GpuEvent last_end_;
+  std::uint32_t last_ended_ = 0;  // the operation before on a stream; 0: there is none
   int last_device_ = 0;
   CUstream last_stream_ = nullptr;
 };

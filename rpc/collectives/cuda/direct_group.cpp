@@ -115,11 +115,12 @@ Direct::~Direct() {
 }
 
 Result<std::string> Direct::prepare(int device, StartOptions options) {
-  auto gpu = std::make_shared<GroupGpu>();
-  gpu->device = device;
+  std::shared_ptr<GroupGpu> gpu;
   {
     const std::lock_guard lock(mutex_);
     if (const auto it = gpus_.find(device); it != gpus_.end()) return it->second->staged;
+    gpu = std::make_shared<GroupGpu>();
+    gpu->device = device;
     gpu->number = static_cast<std::uint8_t>(gpus_.size() + 1);
   }
   options.background = false;
@@ -208,7 +209,8 @@ Status Direct::negotiate(GroupGpu& gpu, const WaitLimits& limits) {
   }
   std::vector<GpuFacts> facts;
   for (const auto& each : all) facts.push_back(each.facts);
-  gpu.placement = placement_of(facts, are_apart(all));
+  gpu.apart = are_apart(all);
+  gpu.placement = placement_of(facts, gpu.apart);
   gpu.flags = std::all_of(all.begin(), all.end(), [](const GpuReport& each) { return each.flags == 1; });
   if (gpu.staged.empty()) {
     WaysReport own_ways;
@@ -275,12 +277,12 @@ void Direct::drain() {
 }
 
 CUresult Direct::follow_last(int device, CUstream stream) {
-  if (!last_end_ || (last_device_ == device && last_stream_ == stream)) return CUDA_SUCCESS;
-  return api()->stream_wait_event(stream, last_end_.get(), CU_EVENT_WAIT_DEFAULT);
+  if (last_ended_ == 0 || (last_device_ == device && last_stream_ == stream)) return CUDA_SUCCESS;
+  return words_->await_end(stream, last_ended_);
 }
 
-void Direct::ends_on(int device, CUstream stream) {
-  last_end_ = driver::GpuEvent::record(device, stream);
+void Direct::ends_on(int device, CUstream stream, std::uint32_t number) {
+  last_ended_ = number;
   last_device_ = device;
   last_stream_ = stream;
 }

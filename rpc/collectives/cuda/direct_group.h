@@ -28,7 +28,9 @@ class DeviceRun : public DeviceOperations {
 /// copied through host memory. A direct operation goes like this:
 ///
 /// 1. The ranks agree on the call, as for tensors of the host. So a stream never waits for a rank whose thread has not
-///    come to the operation, and a mismatch is named before anything is enqueued.
+///    come to the operation, and a mismatch is named before anything is enqueued. Not so for an operation of a single
+///    kernel on 64 KiB or less, among processes: its rank announces the call and goes on. The calls are compared before
+///    the next operation, or within some 20 ms; if they differ, the group fails with InvalidArgument.
 /// 2. Each rank enqueues on its stream: a copy of its bytes into its buffer, a meeting of the streams (stream_words.h),
 ///    and kernels or copies that read the buffers of the others.
 ///

@@ -42,6 +42,7 @@ Status StreamRun::enqueue_pieces(const Fingerprint& called, const FlagKernel& ke
         if (!over && !gives) continue;
         arguments.gives = gives;
         arguments.takes = !over || !gives;
+        if (arguments.takes && at + slot >= pieces.most) end_by_kernel(arguments);
         then(kernel.launch(arguments, stream_));
       }
     }
@@ -67,7 +68,7 @@ Status StreamRun::broadcast(const Fingerprint& called, OutBytes data, std::size_
   count(called, AlgorithmOnGpu::copies);
   const auto kernel = find_exchange(called, data.size());
   const InBytes given = rank_ == root ? data : OutBytes();
-  if (auto status = agree(called, given, data.size(), limits); !status.ok()) return status;
+  if (auto status = agree(called, meets(kernel.has_value()), given, data.size(), limits); !status.ok()) return status;
   if (kernel) {
     Pieces pieces(ranks_);
     pieces.one_for_all = true;
@@ -136,7 +137,8 @@ Status StreamRun::gather(const Fingerprint& called, InBytes input, const std::ve
   pieces.given[rank_] = input;
   if (takes) pieces.taken = outputs;
   if (even) {
-    if (auto status = agree(called, pieces.lendable(rank_), most, limits); !status.ok()) return status;
+    const auto own = pieces.lendable(rank_);
+    if (auto status = agree(called, meets(kernel.has_value()), own, most, limits); !status.ok()) return status;
   } else {
     const auto sizes = tell_sizes(called, {input.size()}, limits);
     if (!sizes.ok()) return sizes.status();
@@ -172,7 +174,7 @@ Status StreamRun::scatter(const Fingerprint& called, const std::vector<InBytes>&
     if (inputs[to].size() != output.size()) return unexpected(rank_, to, inputs[to].size(), output.size());
   }
   const auto kernel = find_exchange(called, ranks_ * output.size());
-  if (auto status = direct_->group().agree_on(called, limits); !status.ok()) return status;
+  if (auto status = agree(called, meets(kernel.has_value()), {}, output.size(), limits); !status.ok()) return status;
   if (kernel) {
     Pieces pieces(ranks_);
     pieces.most = output.size();
@@ -219,7 +221,7 @@ Status StreamRun::reduce_scatter(const Fingerprint& called, const std::vector<In
     // If pieces are not aligned, the threads of a kernel share out the elements in another way to reduce them than
     // to copy them. So a thread would read what a thread of another block of a rank that does not lend copies.
     const auto own = most % alignment == 0 ? pieces.lendable(rank_) : InBytes();
-    if (auto status = agree(called, own, ranks_ * most, limits); !status.ok()) return status;
+    if (auto status = agree(called, Meets::by_flags, own, ranks_ * most, limits); !status.ok()) return status;
   } else {
     if (auto status = direct_->group().agree_on(called, limits); !status.ok()) return status;
   }
@@ -257,7 +259,8 @@ Status StreamRun::all_to_all(const Fingerprint& called, const std::vector<InByte
   pieces.given = inputs;
   pieces.taken = outputs;
   if (even && kernel) {
-    if (auto status = agree(called, pieces.lendable(rank_), ranks_ * most, limits); !status.ok()) return status;
+    const auto own = pieces.lendable(rank_);
+    if (auto status = agree(called, Meets::by_flags, own, ranks_ * most, limits); !status.ok()) return status;
   } else if (even) {
     if (auto status = direct_->group().agree_on(called, limits); !status.ok()) return status;
   } else {

@@ -34,6 +34,11 @@ struct FlagArguments {
   bool all_in_place;
   unsigned rank;
   unsigned ranks;
+  // By this the host knows that the last launch of an operation has ended: a word in host memory, which then gets the
+  // number of the operation. Null in the other launches, and in CUDA graphs.
+  unsigned* ended;
+  unsigned operation;
+  unsigned* blocks_ended;  // of this rank, in device memory: 0 before and after each launch
 
   // The rest is of exchange() and reduce_pieces(), which use neither `input` nor `count`.
   // A piece that `slot_bytes` places in a half goes to one rank each; 0: one piece goes to every rank that takes it.

@@ -19,6 +19,9 @@
 /// The meeting of the launch in between proves that all ranks have read a half before it is written again. Epochs stay
 /// in device memory, so a CUDA graph can replay a launch. Comparisons are cyclic, so a flag that no launch has written
 /// for long must not fall half a cycle behind: see keep_up().
+///
+/// The last block of an operation writes its number to host memory, so that the stream need not. It does so too if it
+/// gave up.
 #pragma once
 
 #include "rpc/collectives/cuda/flag_arguments.h"
@@ -50,6 +53,12 @@ inline void replace_if(unsigned* at, unsigned seen, unsigned value) {
                : "l"(at), "r"(seen), "r"(value)
                : "memory");
 }
+/// Adds 1, and returns what the word was. What the blocks that have counted before have written is visible afterwards.
+inline unsigned count_one(unsigned* at) {
+  unsigned was;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(was) : "l"(at) : "memory");
+  return was;
+}
 inline void rest(const unsigned*, unsigned) {}
 constexpr unsigned between_looks = 1U << 6;  // turns of await(); a look at host memory takes about 1 us
 constexpr unsigned long_wait = 1U << 14;     // turns
@@ -67,6 +76,7 @@ inline unsigned load_acquire(const unsigned* at) { return __atomic_load_n(at, __
 inline void replace_if(unsigned* at, unsigned seen, unsigned value) {
   atomic_at(at).compare_exchange_strong(seen, value);
 }
+inline unsigned count_one(unsigned* at) { return atomic_at(at).fetch_add(1); }
 /// Returns when the word is no longer `seen`, and after 20 ms at the latest.
 inline void rest(unsigned* at, unsigned seen) {
   shared_futex_wait(atomic_at(at), seen, std::chrono::steady_clock::now() + std::chrono::milliseconds(20));
@@ -116,13 +126,22 @@ inline void keep_up(const FlagArguments& a, unsigned i, unsigned epoch) {
   }
 }
 
-/// Block `block` of `blocks` has come to `epoch`, the end of a launch. The numbers that no block has are shared out
-/// too.
-inline void end_launch(const FlagArguments& a, unsigned block, unsigned blocks, unsigned epoch) {
-  for (unsigned i = block; i < most_flag_blocks; i += blocks) {
+/// A block has come to `epoch`, the end of a launch. Each of its threads does this for the numbers of blocks from
+/// `first` on, `step` apart. The numbers that no block has are shared out too.
+inline void end_launch(const FlagArguments& a, unsigned first, unsigned step, unsigned epoch) {
+  for (unsigned i = first; i < most_flag_blocks; i += step) {
     a.epochs[i] = epoch;
     keep_up(a, i, epoch);
   }
+}
+
+/// One of `blocks` blocks has no more to do. The last one tells the host.
+inline void leave_launch(const FlagArguments& a, unsigned blocks) {
+  if (blocks > 1) {
+    if (count_one(a.blocks_ended) + 1 != blocks) return;
+    *a.blocks_ended = 0;
+  }
+  store_release(a.ended, a.operation);
 }
 
 // ---- a block of threads
@@ -150,7 +169,13 @@ class ThreadBlock {
   /// The block has no more to do. All its threads call this.
   void end(const FlagArguments& a, unsigned epoch) const {
     __syncthreads();  // if a launch only takes, its threads have not met, and one may still read the epoch
-    if (threadIdx.x == 0) end_launch(a, blockIdx.x, gridDim.x, epoch);
+    end_launch(a, blockIdx.x + threadIdx.x * gridDim.x, blockDim.x * gridDim.x, epoch);
+  }
+  /// The block leaves the kernel, perhaps because it gave up. All its threads call this.
+  void leave(const FlagArguments& a) const {
+    if (a.ended == nullptr) return;
+    __syncthreads();
+    if (threadIdx.x == 0) leave_launch(a, gridDim.x);
   }
 };
 #else
@@ -174,6 +199,9 @@ class ThreadBlock {
     return good;
   }
   void end(const FlagArguments& a, unsigned epoch) const { end_launch(a, index_, blocks_, epoch); }
+  void leave(const FlagArguments& a) const {
+    if (a.ended != nullptr) leave_launch(a, blocks_);
+  }
 
  private:
   const unsigned index_, blocks_, threads_;
@@ -181,6 +209,19 @@ class ThreadBlock {
 #endif
 
 // ---- the kernels
+
+/// Lets the block leave where the scope ends.
+class Leaving {
+ public:
+  Leaving(const FlagArguments& a, const ThreadBlock& block) : a_(a), block_(block) {}
+  ~Leaving() { block_.leave(a_); }
+  Leaving(const Leaving&) = delete;
+  Leaving& operator=(const Leaving&) = delete;
+
+ private:
+  const FlagArguments& a_;
+  const ThreadBlock& block_;
+};
 
 /// Copies `count` elements, those that reduce() gives this thread.
 template <class T>
@@ -265,6 +306,7 @@ inline void reduce_where_all_lie(const FlagArguments& a, unsigned ranks, const T
 /// `ranks` is a.ranks, as a constant if the compiler knows it.
 template <class T, class Combination>
 inline void reduce_in_one_shot(const FlagArguments& a, unsigned ranks, const ThreadBlock& block) {
+  const Leaving leaving(a, block);
   const unsigned epoch = a.epochs[block.index()];
   const std::size_t at = (epoch / 2 % 2) * a.half_bytes;
   const auto half = [&](unsigned rank) { return reinterpret_cast<T*>(static_cast<char*>(a.halves[rank]) + at); };
@@ -289,6 +331,7 @@ inline void reduce_in_one_shot(const FlagArguments& a, unsigned ranks, const Thr
 
 template <class T, class Combination>
 inline void reduce_in_two_shots(const FlagArguments& a, unsigned ranks, const ThreadBlock& block) {
+  const Leaving leaving(a, block);
   const unsigned epoch = a.epochs[block.index()];
   if (a.all_in_place) return reduce_where_all_lie<T, Combination>(a, ranks, block, epoch);
   const std::size_t at = (epoch / 2 % 2) * a.half_bytes;
@@ -356,6 +399,7 @@ inline bool give_pieces(const FlagArguments& a, unsigned ranks, const ThreadBloc
 /// Each rank takes the pieces that are for it.
 template <class T>
 inline void exchange(const FlagArguments& a, unsigned ranks, const ThreadBlock& block) {
+  const Leaving leaving(a, block);
   const unsigned epoch = a.epochs[block.index()];
   if (a.gives && !give_pieces<T>(a, ranks, block, epoch)) return;
   if (!a.takes) return;
@@ -374,6 +418,7 @@ inline void exchange(const FlagArguments& a, unsigned ranks, const ThreadBlock& 
 /// Each rank reduces the pieces that are for it, of taken[rank] elements each, into outputs[rank].
 template <class T, class Combination>
 inline void reduce_pieces(const FlagArguments& a, unsigned ranks, const ThreadBlock& block) {
+  const Leaving leaving(a, block);
   const unsigned epoch = a.epochs[block.index()];
   if (a.gives && !give_pieces<T>(a, ranks, block, epoch)) return;
   if (!a.takes) return;

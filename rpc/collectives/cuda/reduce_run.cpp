@@ -65,6 +65,7 @@ Status StreamRun::reduce_by_flags(const Fingerprint& called, const FlagKernel& k
       arguments.input = in.data();
       arguments.output = output.empty() ? nullptr : part_of(output, at, in.size()).data();
       arguments.count = in.size() / item;
+      if (at + most >= input.size()) end_by_kernel(arguments);
       then(kernel.launch(arguments, stream_));
     }
   });
@@ -154,7 +155,7 @@ Status StreamRun::reduce(const Fingerprint& called, InBytes input, OutBytes outp
   }
   const auto kernel = by_flags ? std::nullopt : std::optional(ReductionKernel::find(gpu_->device, dtype, op, ranks_));
   const auto lent = lendable(input, takes ? output : OutBytes(), two_shots);
-  if (auto status = agree(called, lent, input.size(), limits, in_place); !status.ok()) return status;
+  if (auto status = agree(called, meets(by_flags), lent, input.size(), limits, in_place); !status.ok()) return status;
   if (by_flags || (flag_kernel && lent_.all_in_place)) {
     if (!flag_kernel->ok()) return flag_kernel->status();
     return reduce_by_flags(called, **flag_kernel, input, takes ? output : OutBytes(), limits);

@@ -9,6 +9,9 @@ namespace driver = tensorferry::cuda;
 using driver::address_of;
 using driver::api;
 
+/// The largest input that is never lent to kernels that meet by flags, in bytes.
+static constexpr std::size_t never_lent = std::size_t{64} << 10;
+
 Status StreamRun::enqueue_all(const Fingerprint& called, const WaitLimits& limits,
                               const std::function<void()>& enqueue) {
   const driver::DeviceGuard here(gpu_->device);
@@ -39,8 +42,9 @@ Status StreamRun::enqueue_all(const Fingerprint& called, const WaitLimits& limit
     begun_.store(static_cast<bool>(end_), std::memory_order_release);
     return driver::status_of(result_, "an operation on the GPU");
   }
-  const auto number = direct_->next_operation();
-  const auto operation = std::make_shared<Enqueued>(direct_->words(), rank_, number, called, limits.until, lent_.keep);
+  number_ = direct_->next_operation();
+  const auto operation =
+      std::make_shared<Enqueued>(direct_->words(), rank_, number_, called, limits.until, std::exchange(lent_.keep, {}));
   {
     const std::lock_guard lock(mutex_);
     enqueued_ = operation;
@@ -49,18 +53,28 @@ Status StreamRun::enqueue_all(const Fingerprint& called, const WaitLimits& limit
   direct_->watch().add(operation);
   if (result_ == CUDA_SUCCESS) enqueue();
   auto status = driver::status_of(result_, "an operation on the GPU");
-  // Also after an error, so that the streams can be released that wait already.
-  const auto ends = direct_->words()->end(stream_, number);
-  if (ends != CUDA_SUCCESS && status.ok()) status = driver::status_of(ends, "an operation on the GPU");
-  if (ends != CUDA_SUCCESS) direct_->watch().drop(status);
-  direct_->ends_on(gpu_->device, stream_);
+  if (!ends_by_kernel_ || !status.ok()) {
+    // Also after an error, so that the streams can be released that wait already.
+    const auto ends = direct_->words()->end(stream_, number_);
+    if (ends != CUDA_SUCCESS && status.ok()) status = driver::status_of(ends, "an operation on the GPU");
+    if (ends != CUDA_SUCCESS) direct_->watch().drop(status);
+  }
+  direct_->ends_on(gpu_->device, stream_, number_);
   return status;
 }
 
-Status StreamRun::agree(const Fingerprint& called, InBytes own, std::size_t bytes, const WaitLimits& limits,
-                        bool in_place) {
+Status StreamRun::agree(const Fingerprint& called, Meets meets, InBytes own, std::size_t bytes,
+                        const WaitLimits& limits, bool in_place) {
   if (ranks_ == 1 || gpu_->placement != RankPlacement::gpu_each || !gpu_->staged.empty()) {
     return direct_->group().agree_on(called, limits);
+  }
+  if (meets == Meets::by_flags && bytes <= never_lent) {
+    if (captured_ || !gpu_->apart) return direct_->group().agree_on(called, limits);
+    const auto differ = [weak = weak_from_this()](const Status& why) {
+      const auto self = weak.lock();
+      if (const auto operation = self ? self->enqueued() : nullptr) operation->fail(why);
+    };
+    return direct_->group().announce(called, differ, limits);
   }
   auto lent = direct_->lent().agree(called, gpu_->device, own, in_place, bytes, captured_, limits);
   if (!lent.ok()) return lent.status();
@@ -122,6 +136,15 @@ FlagArguments StreamRun::flag_arguments() const {
   out.waits = reinterpret_cast<unsigned*>(words.wait_words());        // NOLINT(performance-no-int-to-ptr)
   out.rank = static_cast<unsigned>(rank_);
   return out;
+}
+
+void StreamRun::end_by_kernel(FlagArguments& arguments) {
+  if (captured_) return;
+  const auto& words = *direct_->words();
+  arguments.ended = reinterpret_cast<unsigned*>(words.ended_word());  // NOLINT(performance-no-int-to-ptr)
+  arguments.operation = number_;
+  arguments.blocks_ended = gpu_->buffers->blocks_ended(rank_);
+  ends_by_kernel_ = true;
 }
 
 /// Tells a kernel where the chunk at `at` of each lent input lies.

@@ -20,7 +20,7 @@ namespace tensorferry::collectives::cuda {
 
 /// One operation, or several that are one call. The functions of DeviceOperations run on the thread that runs the
 /// group's operations.
-class StreamRun final : public DeviceRun {
+class StreamRun final : public DeviceRun, public std::enable_shared_from_this<StreamRun> {
  public:
   StreamRun(std::shared_ptr<Direct> direct, std::shared_ptr<GroupGpu> gpu, CUstream stream)
       : direct_(std::move(direct)),
@@ -61,7 +61,7 @@ class StreamRun final : public DeviceRun {
   void begin() {
     lent_ = {};
     lent_.at.resize(ranks_);
-    by_flags_ = false;
+    by_flags_ = ends_by_kernel_ = false;
     chunk_ = 0;
   }
   /// Enqueues the operation: `enqueue` has its copies, meetings and kernels.
@@ -77,10 +77,17 @@ class StreamRun final : public DeviceRun {
   /// Begins a chunk: the next half of each buffer is free.
   void take_half() { half_ = gpu_->uses++ % 2; }
   [[nodiscard]] std::byte* half_of(std::size_t rank) const { return gpu_->buffers->half(rank, half_); }
+  /// How the ranks agree on a call: its kernels meet by flags, or do not.
+  enum class Meets : std::uint8_t { by_flags, otherwise };
+  static Meets meets(bool by_flags) { return by_flags ? Meets::by_flags : Meets::otherwise; }
   /// Lets the ranks agree on the call, and finds out whose inputs they read in place. `own` is the input that this rank
   /// lends if the others can map it; empty: none. `in_place`: it is the output too. They read `bytes` bytes of an
   /// input.
-  Status agree(const Fingerprint& called, InBytes own, std::size_t bytes, const WaitLimits& limits,
+  ///
+  /// A small input is not lent: its copy takes less time than the meeting after the last read. Then kernels that meet
+  /// by flags need no word of the hosts, so the calls are compared later (RawGroup::announce()), except among threads
+  /// of one process: one thread's driver calls could wait for a kernel that waits for the other's.
+  Status agree(const Fingerprint& called, Meets meets, InBytes own, std::size_t bytes, const WaitLimits& limits,
                bool in_place = false);
   [[nodiscard]] bool lends(std::size_t rank) const { return lent_.at[rank] != nullptr; }
   /// Returns the bytes of the input of `rank` from `at` on, of which this chunk's half has a copy unless they are lent.
@@ -110,6 +117,8 @@ class StreamRun final : public DeviceRun {
   }
   [[nodiscard]] bool meets_by_flags(const Fingerprint& called, std::size_t bytes) const;
   [[nodiscard]] FlagArguments flag_arguments() const;
+  /// Lets the launch that is enqueued next tell that the operation has ended.
+  void end_by_kernel(FlagArguments& arguments);
   void lend(FlagArguments& arguments, std::size_t at) const;
   Status enqueue_pieces(const Fingerprint& called, const FlagKernel& kernel, std::size_t item, const Pieces& pieces,
                         const WaitLimits& limits);
@@ -133,6 +142,8 @@ class StreamRun final : public DeviceRun {
   const std::size_t rank_, ranks_;
   const bool captured_;    // into a CUDA graph
   bool by_flags_ = false;  // how the ranks meet
+  bool ends_by_kernel_ = false;
+  std::uint32_t number_ = 0;  // of the operation, unless it is captured
   std::size_t half_ = 0;
   std::size_t chunk_ = 0;  // where the chunk begins in the inputs
   LentInputs lent_;

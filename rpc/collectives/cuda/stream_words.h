@@ -30,6 +30,12 @@ class StreamWords final {
   [[nodiscard]] CUresult meet(CUstream stream, std::uint32_t meeting) const;
   /// Enqueues on `stream`: this rank has ended `operation`.
   [[nodiscard]] CUresult end(CUstream stream, std::uint32_t operation) const;
+  /// Returns the word to which a kernel may write the number of the operation instead.
+  [[nodiscard]] CUdeviceptr ended_word() const { return ended_by(rank_).device; }
+  /// Makes `stream` wait until this rank has ended `operation`.
+  [[nodiscard]] CUresult await_end(CUstream stream, std::uint32_t operation) const {
+    return ended_by(rank_).wait_on(stream, operation);
+  }
 
   /// Enqueues on `stream`: tells all ranks, itself too, that this one has come to `meeting`, then waits until this
   /// rank's host says that it has done its part (does_its_part()).

@@ -17,7 +17,7 @@ namespace tensorferry::collectives::cuda {
 
 /// One rank's view of the buffers. Each has two halves, which operations use in turn: a rank may write a half again
 /// when all ranks have met once since they read it. Behind them are two smaller halves for the kernels that meet by
-/// flags, their flags, and their epochs (flag_kernels.h).
+/// flags, their flags, their epochs, and a count of blocks (flag_kernels.h).
 ///
 /// When the last owner drops this, the background thread unmaps and frees the memory; by then all ranks must be done
 /// with this rank's buffer. Functions take milliseconds, and wait for the device. Not thread-safe.
@@ -42,15 +42,17 @@ class SymmetricBuffers final {
     return reinterpret_cast<std::byte*>(addresses_[rank]) + which * half_bytes;  // NOLINT(performance-no-int-to-ptr)
   }
 
-  /// Returns the halves, flags and epochs of the buffer of `rank`, which is open, for kernels that meet by flags.
+  /// Returns the halves, flags, epochs and count of blocks of the buffer of `rank`, which is open, for kernels that
+  /// meet by flags.
   [[nodiscard]] void* flag_halves(std::size_t rank) const { return half(rank, 2); }
   [[nodiscard]] unsigned* flags(std::size_t rank) const {
     return reinterpret_cast<unsigned*>(half(rank, 2) + 2 * flag_half_bytes);
   }
   [[nodiscard]] unsigned* epochs(std::size_t rank) const { return flags(rank) + flag_words; }
+  [[nodiscard]] unsigned* blocks_ended(std::size_t rank) const { return epochs(rank) + most_flag_blocks; }
 
  private:
-  static constexpr std::size_t words_bytes = (flag_words + most_flag_blocks) * sizeof(unsigned);
+  static constexpr std::size_t words_bytes = (flag_words + most_flag_blocks + 1) * sizeof(unsigned);
   static constexpr std::size_t all_bytes = 2 * half_bytes + 2 * flag_half_bytes + words_bytes;
   SymmetricBuffers(int device, std::size_t rank, std::size_t ranks)
       : device_(device), rank_(rank), addresses_(ranks), others_(ranks) {}

@@ -103,12 +103,21 @@ void DeviceWatch::drop(const Status& why) {
   operations_.pop_back();
 }
 
+/// Forgets the operations that have ended. Programs may keep their works for long.
+void DeviceWatch::drop_ended() {
+  std::erase_if(operations_, [](const auto& each) {
+    if (!each->ended()) return false;
+    each->keep_.clear();
+    return true;
+  });
+}
+
 void DeviceWatch::drain() {
   constexpr auto patience = 10 * period;  // for streams that have been released
   for (;;) {
     {
       const std::lock_guard lock(mutex_);
-      std::erase_if(operations_, [](const auto& each) { return each->ended(); });
+      drop_ended();
       if (operations_.empty()) return;
       if (failed_since_ && std::chrono::steady_clock::now() >= *failed_since_ + grace + patience) return;
     }
@@ -135,14 +144,16 @@ std::vector<std::size_t> DeviceWatch::ranks_that_graphs_wait_for(std::chrono::st
 
 void DeviceWatch::look() {
   const auto now = std::chrono::steady_clock::now();
+  const auto differ = group_->compare_announced();
+  const bool compared = !group_->has_announced() || !group_->failed().ok();
   std::vector<std::size_t> late_in_graph;
   std::shared_ptr<Enqueued> late;
   std::uint32_t meeting = 0;
   bool by_flags = false;
   {
     const std::lock_guard lock(mutex_);
-    while (!operations_.empty() && operations_.front()->ended()) operations_.pop_front();
-    if (operations_.empty() && !replays_may_wait(now)) {
+    drop_ended();
+    if (operations_.empty() && !replays_may_wait(now) && compared && differ.ok()) {
       looking_ = false;
       return;
     }
@@ -161,7 +172,8 @@ void DeviceWatch::look() {
     });
   }
   const auto fail = [&](const Status& why) { announcer().submit([group = group_, why] { group->fail(why, true); }); };
-  if (late && group_->failed().ok()) {
+  if (!differ.ok()) fail(differ);
+  if (late && group_->failed().ok() && differ.ok()) {
     std::vector<std::size_t> missing;
     for (std::size_t rank = 0; by_flags && rank < group_->size(); ++rank) {
       if (rank != group_->rank() && words_->kernel_waits_for(rank) != 0) missing.push_back(rank);

@@ -19,7 +19,7 @@ namespace tensorferry::collectives::cuda {
 /// An operation that has been enqueued. Thread-safe.
 class Enqueued final {
  public:
-  /// `keep`: what must last until the stream has ended the operation.
+  /// `keep`: what must last until the stream has ended the operation. The watch drops it then.
   Enqueued(std::shared_ptr<StreamWords> words, std::size_t rank, std::uint32_t number, Fingerprint called,
            std::chrono::steady_clock::time_point deadline, std::vector<std::shared_ptr<void>> keep)
       : words_(std::move(words)),
@@ -36,22 +36,23 @@ class Enqueued final {
     const std::lock_guard lock(mutex_);
     return status_;
   }
-
- private:
-  friend class DeviceWatch;
+  /// The first error counts.
   void fail(const Status& why) {
     const std::lock_guard lock(mutex_);
     if (status_.ok()) status_ = why;
   }
 
+ private:
+  friend class DeviceWatch;
   const std::shared_ptr<StreamWords> words_;
   const std::size_t rank_;
   const std::uint32_t number_;
   const Fingerprint called_;
   const std::chrono::steady_clock::time_point deadline_;
-  const std::vector<std::shared_ptr<void>> keep_;
-  std::uint32_t last_meeting_ = 0;  // guarded by the lock of DeviceWatch
-  bool by_flags_ = false;           // and this too
+  // Guarded by the lock of DeviceWatch.
+  std::vector<std::shared_ptr<void>> keep_;
+  std::uint32_t last_meeting_ = 0;
+  bool by_flags_ = false;
   mutable std::mutex mutex_;
   Status status_;
 };
@@ -62,6 +63,7 @@ class Enqueued final {
 ///
 /// - A rank whose process has ended fails the group, and streams that wait for it are released at once.
 /// - An operation that reaches its deadline fails the group; the error names the ranks whose streams have not come.
+/// - Ranks that were announced to call different operations (RawGroup::announce()) fail the group.
 /// - A kernel that meets by flags is released by a word that it reads while it waits, and ends without a result.
 /// - A kernel of a graph that waits for a rank in one meeting longer than the bound of watch_graphs() fails the group
 ///   too. Kernels tell for which ranks they wait, and in which meeting.
@@ -96,6 +98,7 @@ class DeviceWatch final : public std::enable_shared_from_this<DeviceWatch> {
  private:
   void look();
   [[nodiscard]] bool replays_may_wait(std::chrono::steady_clock::time_point now) const;
+  void drop_ended();
   std::vector<std::size_t> ranks_that_graphs_wait_for(std::chrono::steady_clock::time_point now);
   void release(bool all);
   void schedule();

@@ -36,6 +36,7 @@ void DirectOrder::use(const at::Tensor& tensor) const {
 }
 
 void DirectOrder::enqueued() {
+  if (!in_background_) return;
   const std::lock_guard lock(mutex_);
   end_.record(stream_);
 }
@@ -44,6 +45,7 @@ void DirectOrder::block_current_stream() const {
   const auto current = current_stream(device());
   if (current == stream_) return;
   const std::lock_guard lock(mutex_);
+  if (!in_background_) end_.record(stream_);
   end_.block(current);
 }
 

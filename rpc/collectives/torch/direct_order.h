@@ -43,7 +43,9 @@ class DirectOrder final : public DeviceOrder {
   const bool in_background_, captured_;
   const std::shared_ptr<cuda::DeviceRun> run_;
   mutable std::mutex mutex_;
-  c10::Event end_;  // behind the operation; guarded by mutex_
+  // Behind the operation; guarded by mutex_. On the caller's stream it is recorded only if another stream has to wait,
+  // and then behind what the stream has been given since.
+  mutable c10::Event end_;
 };
 
 /// The direct operations of one process group. Thread-safe.

@@ -52,10 +52,13 @@ class ProcessRank {
   }
   /// Sums in place.
   Status sum(std::span<std::byte> values) { return sum(values, values); }
-  Status sum(std::span<const std::byte> values, std::span<std::byte> to) {
+  Status sum(std::span<const std::byte> values, std::span<std::byte> to) { return sum_on(gpu_.stream, values, to); }
+  Status sum_on(CUstream stream, std::span<const std::byte> values, std::span<std::byte> to) {
     StartOptions options;
     options.background = false;
-    options.device = direct_->run_on(gpu_.device, gpu_.stream);
+    options.timeout = timeout;
+    run = direct_->run_on(gpu_.device, stream);
+    options.device = run;
     return ended(group->all_reduce(values, to, DType::int32, Reduction::sum, std::move(options)));
   }
   /// Gathers `own`, into the halves of `both`.
@@ -76,6 +79,8 @@ class ProcessRank {
   }
   Gpu& gpu() { return gpu_; }
   std::shared_ptr<collectives::RawGroup> group;
+  std::shared_ptr<collectives::cuda::DeviceRun> run;  // of the last sum
+  Milliseconds timeout{0};                            // of sums; 0: the group's
 
  private:
   Gpu gpu_;
@@ -101,6 +106,11 @@ class DirectProcesses : public ::testing::Test {
     }
     if (const auto why = conformance::why_no_cuda(2); !why.empty()) GTEST_SKIP() << why;
     first_ = std::make_unique<ProcessRank>(0, folder_);
+  }
+  /// Says that a rank has come so far, which the other one awaits.
+  void reach(const std::string& mark) const { std::filesystem::create_directory(folder_ + "-" + mark); }
+  [[nodiscard]] bool await(const std::string& mark) const {
+    return eventually([&] { return std::filesystem::exists(folder_ + "-" + mark); });
   }
   int child_status() {
     int status = -1;
@@ -128,6 +138,7 @@ class DirectProcesses : public ::testing::Test {
       std::filesystem::remove_all(folder_, failed);
       return !failed;
     }));
+    for (const auto* mark : {"-called", "-seen"}) std::filesystem::remove(folder_ + mark);
   }
   std::string folder_ = "/tmp/tensorferry-direct-XXXXXX";
   pid_t child_ = -1;
@@ -210,6 +221,132 @@ TEST_F(DirectProcesses, ReadSymmetricInputsInPlaceUntilTheyGo) {
   EXPECT_EQ(child_status(), 0);
 }
 
+TEST_F(DirectProcesses, BeginASmallOperationBeforeTheOtherCallsIt) {
+  start([this](ProcessRank& rank) {
+    const auto values = rank.put(100, 2);
+    EXPECT_TRUE(await("called"));
+    EXPECT_TRUE(rank.sum(values).ok());
+    EXPECT_TRUE(rank.holds(values, 3));
+    rank.leave();
+    return 0;
+  });
+  if (IsSkipped()) return;
+  const auto values = first_->put(100, 1);
+  EXPECT_TRUE(first_->sum(values).ok());
+  EXPECT_FALSE(first_->run->ended());
+  reach("called");
+  EXPECT_TRUE(first_->holds(values, 3));
+  EXPECT_TRUE(first_->run->ended());
+  EXPECT_TRUE(first_->run->status().ok());
+  first_->leave();
+  EXPECT_EQ(child_status(), 0);
+}
+
+/// Waits until the group has failed, and returns why.
+Status failure_of(ProcessRank& rank) {
+  EXPECT_TRUE(eventually([&] { return !rank.group->failed().ok(); }));
+  return rank.group->failed();
+}
+
+TEST_F(DirectProcesses, ThatCallDifferentSmallOperationsFailTheGroup) {
+  const auto check = [this](ProcessRank& rank, std::size_t count) {
+    const auto values = rank.put(count, 1);
+    EXPECT_TRUE(rank.sum(values).ok());
+    const auto why = failure_of(rank);
+    EXPECT_EQ(why.code(), Code::invalid_argument);
+    EXPECT_THAT(why.text(), HasSubstr("rank 1 (\"rank1\") called all_reduce(sum) of 10000 int32 elements on a GPU, but "
+                                      "rank 0 (\"rank0\") called all_reduce(sum) of 100 int32 elements on a GPU"));
+    rank.gpu().synchronize();
+    EXPECT_TRUE(rank.run->ended());
+    EXPECT_EQ(rank.run->status().code(), Code::invalid_argument);
+    EXPECT_EQ(rank.sum(values).code(), Code::invalid_argument);
+  };
+  start([&](ProcessRank& rank) {
+    check(rank, 10'000);
+    reach("seen");
+    return 0;
+  });
+  if (IsSkipped()) return;
+  check(*first_, 100);
+  EXPECT_TRUE(await("seen"));
+  EXPECT_EQ(child_status(), 0);
+}
+
+TEST_F(DirectProcesses, NameTheOperationOnTheHostThatAnotherCallsInstead) {
+  start([this](ProcessRank& rank) {
+    EXPECT_TRUE(await("called"));
+    const auto status = ended(rank.group->barrier());
+    EXPECT_EQ(status.code(), Code::invalid_argument);
+    EXPECT_THAT(status.text(), HasSubstr("called barrier()"));
+    EXPECT_TRUE(await("seen"));
+    return 0;
+  });
+  if (IsSkipped()) return;
+  const auto values = first_->put(100, 1);
+  EXPECT_TRUE(first_->sum(values).ok());
+  reach("called");
+  EXPECT_THAT(failure_of(*first_).text(), HasSubstr("called barrier()"));
+  first_->gpu().synchronize();
+  EXPECT_EQ(first_->run->status().code(), Code::invalid_argument);
+  reach("seen");
+  EXPECT_EQ(child_status(), 0);
+}
+
+TEST_F(DirectProcesses, ThatDoNotComeToASmallOperationAreNamedAtItsTimeOut) {
+  start([this](ProcessRank&) {
+    EXPECT_TRUE(await("seen"));
+    return 0;
+  });
+  if (IsSkipped()) return;
+  const auto values = first_->put(100, 1);
+  first_->timeout = Milliseconds(50);
+  EXPECT_TRUE(first_->sum(values).ok());
+  const auto why = failure_of(*first_);
+  EXPECT_EQ(why.code(), Code::deadline_exceeded);
+  EXPECT_THAT(why.text(), HasSubstr("rank 1 (\"rank1\") has not come"));
+  first_->gpu().synchronize();
+  EXPECT_EQ(first_->run->status().code(), Code::deadline_exceeded);
+  reach("seen");
+  EXPECT_EQ(child_status(), 0);
+}
+
+/// Sums on two streams in turns, in a graph and in large pieces between, ahead of the other rank as far as it goes.
+void sum_on_two_streams(ProcessRank& rank, std::int32_t own) {
+  Gpu other(rank.gpu().device);
+  const auto captured = rank.put(5, own), small = rank.put(20, own), large = rank.put(400'000, own);
+  const auto out = rank.put(20, 0);
+  ASSERT_TRUE(rank.sum(captured).ok());
+  CapturedGraph graph(rank.gpu(), [&] { ASSERT_TRUE(rank.sum(captured).ok()); });
+  rank.gpu().synchronize();  // the other stream follows the copies
+  std::int32_t in_graph = 3;
+  for (int turn = 0; turn < 60; ++turn) {
+    const auto status = rank.sum_on(turn % 2 == 0 ? other.stream : rank.gpu().stream, small, out);
+    ASSERT_TRUE(status.ok()) << status.text();
+    if (turn % 20 == 19) {
+      EXPECT_TRUE(rank.holds(out, 3)) << turn;
+      graph.launch();
+      in_graph *= 2;
+      EXPECT_TRUE(rank.holds(captured, in_graph)) << turn;
+    }
+    if (turn == 30) {
+      ASSERT_TRUE(rank.sum(large).ok());
+      EXPECT_TRUE(rank.holds(large, 3));
+    }
+  }
+}
+
+TEST_F(DirectProcesses, OrderSmallOperationsAmongGraphsAndLargeOnes) {
+  start([](ProcessRank& rank) {
+    sum_on_two_streams(rank, 2);
+    rank.leave();
+    return 0;
+  });
+  if (IsSkipped()) return;
+  sum_on_two_streams(*first_, 1);
+  first_->leave();
+  EXPECT_EQ(child_status(), 0);
+}
+
 TEST_F(DirectProcesses, ThatAreKilledEndTheExchangeOfAGraph) {
   const auto gather = [](ProcessRank& rank, std::span<const std::byte> own, std::span<std::byte> both) {
     EXPECT_TRUE(rank.gather(own, both).ok());
@@ -258,6 +395,7 @@ TEST_F(DirectProcesses, ThatAreKilledBeforeTheirStreamComesAreNamed) {
   start([](ProcessRank& rank) {
     const auto values = rank.put(1000, 2);
     EXPECT_TRUE(rank.sum(values).ok());
+    EXPECT_TRUE(rank.holds(values, 3));
     // Its stream waits for a word that nothing writes, so its kernel never comes.
     const cuda::Pinned page = *cuda::Pinned::lock(*SharedMemory::create(4096), rank.gpu().device);
     {

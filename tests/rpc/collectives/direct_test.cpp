@@ -787,7 +787,7 @@ TEST_F(DirectLent, ThoseInPiecesOfNoMultipleOf16BytesAreCopiedBeforeAReduceScatt
     const auto memory = each.gpu.allocate(gpu_bytes - 16);
     each.gpu.forget();
     if (each.rank != 1) mark(memory);  // that of one rank is ordinary
-    for (const std::size_t count : {3001, 3004}) {
+    for (const std::size_t count : {10'001, 10'004}) {
       const auto rows = inputs_of(all, DType::float32, all * count);
       const auto in = each.gpu.put(rows[each.rank]);
       const auto out = each.gpu.allocate(4 * count);
@@ -797,7 +797,7 @@ TEST_F(DirectLent, ThoseInPiecesOfNoMultipleOf16BytesAreCopiedBeforeAReduceScatt
       ASSERT_TRUE(ended(each.group.reduce_scatter(given, out, DType::float32, Reduction::sum, each.options())).ok());
       EXPECT_EQ(std::memcmp(each.gpu.get(out).data(), sum.data() + each.rank * out.size(), out.size()), 0) << count;
       // Kernels share out what is not aligned in another way than they copy it.
-      EXPECT_EQ(borrowed(each.group), count == 3001 ? 0 : all - (each.rank == 1 ? 1 : 2));
+      EXPECT_EQ(borrowed(each.group), count == 10'001 ? 0 : all - (each.rank == 1 ? 1 : 2));
       each.gpu.forget();
     }
     invalidate(memory);
@@ -807,13 +807,13 @@ TEST_F(DirectLent, ThoseInPiecesOfNoMultipleOf16BytesAreCopiedBeforeAReduceScatt
 TEST_F(DirectLent, AreUnmappedWhenTheirOwnerSaysThatTheyGoAndLentAnewAfterwards) {
   form(2);
   run([&](Rank& each) {
-    const auto values = each.gpu.allocate(4000);
+    const auto values = each.gpu.allocate(80'000);
     const auto sum = [&] {
       ASSERT_TRUE(ended(each.group.all_reduce(values, values, DType::int32, Reduction::sum, each.options())).ok());
       each.gpu.synchronize();
       ASSERT_TRUE(ended(each.group.barrier()).ok());
     };
-    const auto out = each.gpu.allocate(4000);
+    const auto out = each.gpu.allocate(80'000);
     const auto sum_elsewhere = [&] {
       ASSERT_TRUE(ended(each.group.all_reduce(values, out, DType::int32, Reduction::sum, each.options())).ok());
       each.gpu.synchronize();
@@ -845,14 +845,14 @@ TEST_F(DirectLent, AreReadInPlaceByGraphsTooAndStayMappedForThem) {
   form(ranks());
   run([&](Rank& each) {
     const auto all = static_cast<std::int32_t>(each.group.size()), rank = static_cast<std::int32_t>(each.rank);
-    const auto in = each.gpu.allocate(4000), out = each.gpu.allocate(4000);
+    const auto in = each.gpu.allocate(80'000), out = each.gpu.allocate(80'000);
     mark(in);
     CapturedGraph graph(each.gpu, [&] {
       ASSERT_TRUE(ended(each.group.all_reduce(in, out, DType::int32, Reduction::sum, each.options())).ok());
     });
     EXPECT_EQ(borrowed(each.group), each.group.size() - 1);
     for (std::int32_t turn = 0; turn < 4; ++turn) {
-      const std::vector<std::int32_t> values(1000, turn + rank), wanted(1000, turn * all + all * (all - 1) / 2);
+      const std::vector<std::int32_t> values(20'000, turn + rank), wanted(20'000, turn * all + all * (all - 1) / 2);
       each.gpu.copy(in.data(), std::as_bytes(std::span(values)));
       graph.launch();
       const auto found = each.gpu.get(out);
@@ -877,17 +877,17 @@ TEST_F(DirectLent, OrdinaryOnesAreToFromTheSizeThatTuningHasMeasured) {
   const auto path = ::testing::TempDir() + "tensorferry-lent-" + std::to_string(::getpid()) + ".json";
   std::ofstream(path) << R"({"measured": [{"topology": ")" << key->topology << R"(", "device": ")" << key->device
                       << R"(", "ranks": 2, "version": ")" << key->version
-                      << R"(", "mapped_from": 4096, "crossings": {"all_reduce": "one_shot"}}]})";
+                      << R"(", "mapped_from": 131072, "crossings": {"all_reduce": "one_shot"}}]})";
   ::setenv("TENSORFERRY_TUNING", path.c_str(), 1);
   gpus.clear();
   form(2);
   run([&](Rank& each) {
-    const auto in = each.gpu.allocate(4096), out = each.gpu.allocate(4096);
-    for (const std::size_t bytes : {4092, 4096}) {
+    const auto in = each.gpu.allocate(131'072), out = each.gpu.allocate(131'072);
+    for (const std::size_t bytes : {131'068, 131'072}) {
       ASSERT_TRUE(
           ended(each.group.all_reduce(in.first(bytes), out.first(bytes), DType::int32, Reduction::sum, each.options()))
               .ok());
-      EXPECT_EQ(borrowed(each.group), bytes == 4096 ? 1 : 0);
+      EXPECT_EQ(borrowed(each.group), bytes == 131'072 ? 1 : 0);
     }
   });
   ::unsetenv("TENSORFERRY_TUNING");
