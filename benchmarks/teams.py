@@ -109,6 +109,7 @@ class Team:
         port = free_port()
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
+        self._killed: set[int] = set()
         try:
             for _ in range(size):
                 mine, theirs = context.Pipe()
@@ -147,13 +148,15 @@ class Team:
         self._signal(signal.SIGCONT)
         try:
             for rank, process in enumerate(self._processes):
-                place(process.pid or 0, cpus[1 if rank == CALLEE else 0])
+                if rank not in self._killed:
+                    place(process.pid or 0, cpus[1 if rank == CALLEE else 0])
             return self._ask(jobs, patience)
         finally:
             self._signal(signal.SIGSTOP)
 
     def kill(self, rank: int) -> int:
         """Kills one process, and returns the time of that, as time.perf_counter_ns() of any process tells it."""
+        self._killed.add(rank)
         begin = time.perf_counter_ns()
         self._processes[rank].kill()
         return begin
