@@ -30,7 +30,8 @@
 
 #include "base/status.h"
 #include "converters/registry.h"
-#include "rpc/core/codec.h"
+#include "rpc/core/decoder.h"
+#include "rpc/core/encoder.h"
 
 namespace tensorferry {
 

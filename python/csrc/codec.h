@@ -24,7 +24,8 @@
 
 #include "agent/agent.h"
 #include "converters/registry.h"
-#include "rpc/core/codec.h"
+#include "rpc/core/decoder.h"
+#include "rpc/core/encoder.h"
 #include "rpc/core/envelope.h"
 #include "rpc/core/exception.h"
 #include "rpc/tensor.h"

@@ -1,5 +1,6 @@
+#include "rpc/core/decoder.h"
+
 #include "base/text.h"
-#include "rpc/core/codec.h"
 
 namespace tensorferry {
 namespace {
@@ -184,17 +185,17 @@ Tag Decoder::read_size() {
 Tag Decoder::read_tensor() {
   tensor_.dtype = static_cast<DType>(reader_.get<std::uint8_t>());
   const auto flags = reader_.get<std::uint8_t>();
-  constexpr auto ours = Encoder::tensor_has_offset | Encoder::tensor_has_device | Encoder::tensor_has_strides;
+  constexpr auto ours = tensor_has::offset | tensor_has::device | tensor_has::strides;
   tensor_.flags = static_cast<std::uint8_t>(flags & ~ours);
   tensor_.device = {};
-  if ((flags & Encoder::tensor_has_device) != 0) {
+  if ((flags & tensor_has::device) != 0) {
     const auto type = reader_.get<std::uint8_t>();
     const auto index = reader_.get<std::uint8_t>();
     if (type > last_device_type || index > last_device_index) return fail("names a device that cannot exist");
     tensor_.device = {static_cast<DeviceType>(type), index};
   }
   read_dims(tensor_.sizes);
-  if ((flags & Encoder::tensor_has_strides) != 0) {
+  if ((flags & tensor_has::strides) != 0) {
     tensor_.strides.clear();
     for (std::size_t i = 0; i < tensor_.sizes.size(); ++i) {
       tensor_.strides.push_back(static_cast<std::int64_t>(reader_.varint()));
@@ -203,7 +204,7 @@ Tag Decoder::read_tensor() {
     return fail("has a tensor of more than 2^63 elements");
   }
   tensor_.storage_offset =
-      (flags & Encoder::tensor_has_offset) != 0 ? static_cast<std::int64_t>(reader_.varint()) : std::int64_t{0};
+      (flags & tensor_has::offset) != 0 ? static_cast<std::int64_t>(reader_.varint()) : std::int64_t{0};
   const auto index = reader_.varint();
   if (checked(Tag::tensor) == Tag::invalid) return Tag::invalid;
   if (index >= buffers_.size()) return fail("names a buffer that it does not have");

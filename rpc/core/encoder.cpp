@@ -1,7 +1,7 @@
+#include "rpc/core/encoder.h"
+
 #include <algorithm>
 #include <limits>
-
-#include "rpc/core/codec.h"
 
 namespace tensorferry {
 
@@ -76,8 +76,8 @@ void Encoder::tensor(const TensorLayout& layout, std::uint32_t buffer, const voi
   const bool elsewhere = layout.device != Device{};
   number(identity);
   put_leaf(Tag::tensor, static_cast<std::uint8_t>(layout.dtype));
-  raw_u8(static_cast<std::uint8_t>(layout.flags | (layout.storage_offset != 0 ? tensor_has_offset : 0) |
-                                   (elsewhere ? tensor_has_device : 0) | (strided ? tensor_has_strides : 0)));
+  raw_u8(static_cast<std::uint8_t>(layout.flags | (layout.storage_offset != 0 ? tensor_has::offset : 0) |
+                                   (elsewhere ? tensor_has::device : 0) | (strided ? tensor_has::strides : 0)));
   if (elsewhere) {
     raw_u8(static_cast<std::uint8_t>(layout.device.type));
     raw_u8(layout.device.index);

@@ -6,7 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "rpc/core/codec.h"
+#include "rpc/core/decoder.h"
+#include "rpc/core/encoder.h"
 #include "rpc/core/reference_id.h"
 
 namespace tensorferry {

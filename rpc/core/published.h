@@ -9,7 +9,8 @@
 #include "agent/agent.h"
 #include "base/status.h"
 #include "channels/buffer.h"
-#include "rpc/core/codec.h"
+#include "rpc/core/decoder.h"
+#include "rpc/core/encoder.h"
 
 namespace tensorferry {
 

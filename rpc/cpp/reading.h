@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "agent/agent.h"
-#include "rpc/core/codec.h"
+#include "rpc/core/decoder.h"
 #include "rpc/core/envelope.h"
 #include "rpc/core/exception.h"
 #include "tensorferry/values.h"

@@ -5,7 +5,8 @@
 #include <cstring>
 #include <utility>
 
-#include "rpc/core/codec.h"
+#include "rpc/core/decoder.h"
+#include "rpc/core/encoder.h"
 #include "rpc/cpp/core.h"
 #include "rpc/cpp/failures.h"
 #include "rpc/cpp/reading.h"

@@ -8,7 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "rpc/core/codec.h"
+#include "rpc/core/decoder.h"
+#include "rpc/core/encoder.h"
 
 namespace tensorferry::torch_rpc {
 namespace {

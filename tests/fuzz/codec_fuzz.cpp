@@ -2,7 +2,8 @@
 // to bytes that decode to the same value.
 #include <array>
 
-#include "rpc/core/codec.h"
+#include "rpc/core/decoder.h"
+#include "rpc/core/encoder.h"
 #include "rpc/core/envelope.h"
 #include "rpc/core/exception.h"
 #include "rpc/core/method_target.h"

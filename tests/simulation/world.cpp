@@ -4,7 +4,8 @@
 #include <thread>
 
 #include "base/text.h"
-#include "rpc/core/codec.h"
+#include "rpc/core/decoder.h"
+#include "rpc/core/encoder.h"
 #include "rpc/core/envelope.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"

@@ -7,7 +7,8 @@
 #include <future>
 #include <mutex>
 
-#include "rpc/core/codec.h"
+#include "rpc/core/decoder.h"
+#include "rpc/core/encoder.h"
 #include "rpc/core/envelope.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"

@@ -1,11 +1,11 @@
-#include "rpc/core/codec.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <random>
 
+#include "rpc/core/decoder.h"
+#include "rpc/core/encoder.h"
 #include "rpc/core/published.h"
 #include "tests/rpc/core/values.h"
 

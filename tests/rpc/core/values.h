@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "rpc/core/codec.h"
+#include "rpc/core/decoder.h"
+#include "rpc/core/encoder.h"
 
 namespace tensorferry::testing {
 

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "agent/agent.h"
-#include "rpc/core/codec.h"
+#include "rpc/core/encoder.h"
 #include "rpc/core/envelope.h"
 #include "rpc/cpp/failures.h"
 #include "rpc/cpp/reading.h"
