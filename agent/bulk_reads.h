@@ -31,6 +31,8 @@ class BulkReads final {
 
   /// The reads at once that drop their bytes. They cost no memory of a buffer, so a peer could name any number.
   static constexpr std::size_t most_dropping = std::size_t{1} << 17;
+  /// Returns the error of one more.
+  static Status too_many() { return {Code::protocol_error, "too many bulk bytes are to be dropped"}; }
   enum class Added : std::uint8_t { waits, unneeded, too_many };
 
   /// Adds a destination. waits: take() finds it. unneeded: `landed` has run: with Ok if the bytes have another
@@ -47,7 +49,7 @@ class BulkReads final {
       if (ended_) {
         failed = *ended_;
       } else if (drops(read) && dropping_ >= most_dropping) {
-        failed = {Code::protocol_error, "too many bulk bytes are to be dropped"};
+        failed = too_many();
         result = Added::too_many;
       } else {
         const auto [it, added] = reads_.try_emplace(name);

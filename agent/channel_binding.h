@@ -114,8 +114,7 @@ class ChannelBinding final : public Wire {
   void receive_bulk(std::uint64_t sequence, Buffer destination, Completion landed) override {
     const auto added = parts_.bulk_reads.add({code(), sequence}, {std::move(destination), std::move(landed)});
     if (added == BulkReads::Added::waits) parts_.around.link.resume_bulk();
-    if (added == BulkReads::Added::too_many)
-      parts_.around.link.fail({Code::protocol_error, "too many bulk bytes are to be dropped"});
+    if (added == BulkReads::Added::too_many) parts_.around.link.fail(BulkReads::too_many());
   }
   [[nodiscard]] bool splits_bulk() const override { return parts_.around.link.splits_bulk(); }
   void ready(Status probed) override {

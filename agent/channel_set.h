@@ -142,8 +142,6 @@ class ChannelSet final {
   std::shared_ptr<IncomingMessage> land(const std::vector<wire::BufferRecord>& records, Bytes&& payload,
                                         const std::vector<Buffer>& into, IncomingMessage::Arrived&& arrived,
                                         bool spill = false);
-  template <class Step>
-  void or_end_link(const Step& step);
   class ReadingFrom;
   struct SpilledMessage;
   void land_spilled(const Received& spill, SpilledMessage& message);

@@ -4,6 +4,7 @@
 
 #include "agent/channel_binding.h"
 #include "agent/channel_set.h"
+#include "agent/or_end_link.h"
 #include "channels/completion.h"
 #include "channels/copy.h"
 
@@ -340,7 +341,7 @@ void ChannelSet::receive(FrameStream* stream, const wire::Frame& frame, const st
       if (status.ok()) return land_spilled(spill, *message);
       message->end(status);
       // The tickets in it are lost with it. So they can end only with the link.
-      or_end_link([&] {
+      or_end_link(around_.link, [&] {
         around_.link.fail({Code::connection_lost,
                            formatted("the rest of a message could not be received: {}", std::string(status.what()))});
       });
@@ -356,17 +357,6 @@ void ChannelSet::receive(FrameStream* stream, const wire::Frame& frame, const st
   message_in->landed({});
 }
 
-/// Runs `step`. If there is no memory for it, ends the link: the peer waits for the tickets that `step` has dropped.
-template <class Step>
-void ChannelSet::or_end_link(const Step& step) {
-  try {
-    step();
-  } catch (const std::bad_alloc&) {
-    out_of_memory::release_reserve();
-    around_.link.fail(out_of_memory::status());
-  }
-}
-
 /// Starts a pull for each record. The caller then calls landed() once for the frame itself. Throws std::bad_alloc only
 /// before the first pull, and then leaves `arrived` alone unless the message has taken it.
 std::shared_ptr<IncomingMessage> ChannelSet::land(const std::vector<wire::BufferRecord>& records, Bytes&& payload,
@@ -380,7 +370,7 @@ std::shared_ptr<IncomingMessage> ChannelSet::land(const std::vector<wire::Buffer
     if (spill) sink.copy();
     sinks.push_back(&sink);
   }
-  or_end_link([&] {
+  or_end_link(around_.link, [&] {
     std::vector<std::function<void()>> copies;
     for (std::size_t i = 0; i < records.size(); ++i) pull(records[i], *sinks[i], message_in, copies);
     if (!copies.empty()) copy_elsewhere(std::move(copies));
@@ -427,7 +417,7 @@ void ChannelSet::discard(const std::vector<wire::BufferRecord>& records) {
 }
 
 void ChannelSet::land_spilled(const Received& spill, SpilledMessage& message) {
-  or_end_link([&] {
+  or_end_link(around_.link, [&] {
     const auto& body = spill.buffers.front();
     Reader in(ByteView(body.data, body.bytes));
     const auto count = in.get<std::uint32_t>();
@@ -454,7 +444,7 @@ void ChannelSet::land_spilled(const Received& spill, SpilledMessage& message) {
 void ChannelSet::copy_elsewhere(std::vector<std::function<void()>> copies) {
   const auto all = std::make_shared<std::vector<std::function<void()>>>(std::move(copies));
   const auto run = [this, held = around_.link.hold(), all] {
-    or_end_link([&] {
+    or_end_link(around_.link, [&] {
       for (const auto& copy : *all) copy();
     });
   };
@@ -496,7 +486,7 @@ void ChannelSet::pull(const wire::BufferRecord& record, BufferSink& sink,
     acknowledgements_.begin_reading();
     binding->channel->pull(ticket, sink, landed, [this, held, id](const Status&) {
       acknowledgements_.end_reading();
-      or_end_link([&] { want_release(id); });
+      or_end_link(around_.link, [&] { want_release(id); });
     });
   };
   if (record.bytes >= copies_elsewhere_from && binding->channel->copies_into(sink)) {

@@ -8,6 +8,7 @@
 #include "agent/address.h"
 #include "agent/engine.h"
 #include "agent/link.h"
+#include "agent/or_end_link.h"
 #include "agent/transport/long_slice.h"
 #include "base/text.h"
 #include "channels/completion.h"
@@ -230,12 +231,7 @@ Connections::FrameFirst::FrameFirst(Connections& connections)
 Connections::FrameFirst::~FrameFirst() {
   innermost = outer_;
   if (held_ == 0) return;
-  try {
-    connections_.write_waiting_bulk(held_);
-  } catch (const std::bad_alloc&) {
-    out_of_memory::release_reserve();
-    connections_.link_.close_after_peer(out_of_memory::status());
-  }
+  or_end_link(connections_.link_, [&] { connections_.write_waiting_bulk(held_); });
 }
 
 void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
@@ -379,12 +375,7 @@ void Connections::say_goodbye() {
 // ---- Bulk data that arrives
 
 void Connections::read_bulk(const Stream& stream) {
-  try {
-    read_while_readable(stream);
-  } catch (const std::bad_alloc&) {  // the pool may not watch the stream any more
-    out_of_memory::release_reserve();
-    link_.close_after_peer(out_of_memory::status());
-  }
+  or_end_link(link_, [&] { read_while_readable(stream); });  // the pool may not watch the stream any more
 }
 
 void Connections::read_while_readable(const Stream& stream) {

@@ -221,12 +221,7 @@ class Connections final {
   /// stream.
   template <class Step>
   static void or_break_off(const Stream& stream, const Step& step) noexcept {
-    try {
-      step();
-    } catch (const std::bad_alloc&) {
-      out_of_memory::release_reserve();
-      stream->break_off();
-    }
+    out_of_memory::run_or(step, [&] { stream->break_off(); });
   }
   void write_while_writable(const Stream& stream);
   void read_while_readable(const Stream& stream);

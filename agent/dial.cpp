@@ -336,13 +336,12 @@ void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
       };
       if (!out_of_memory::with_reserve([&] { engine->pool->submit(job); })) job();
     };
-    try {
-      asio::co_spawn(engine->reactor->context(), dial_until_attached(engine, link, purpose),
-                     [end, link](const std::exception_ptr& failure) { end(link, failure != nullptr); });
-    } catch (const std::bad_alloc&) {
-      out_of_memory::release_reserve();
-      end(link, true);
-    }
+    out_of_memory::run_or(
+        [&] {
+          asio::co_spawn(engine->reactor->context(), dial_until_attached(engine, link, purpose),
+                         [end, link](const std::exception_ptr& failure) { end(link, failure != nullptr); });
+        },
+        [&] { end(link, true); });
   });
   if (!begun) link->close({Code::agent_closed, "the agent \"" + identity.self.name + "\" was shut down"});
 }

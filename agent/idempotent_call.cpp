@@ -1,7 +1,6 @@
 #include "agent/idempotent_call.h"
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "agent/engine.h"
@@ -32,12 +31,7 @@ void IdempotentCall::start(std::shared_ptr<Engine> engine, std::string_view peer
 }
 
 void IdempotentCall::attempt() {
-  try {
-    begin_attempt();
-  } catch (const std::bad_alloc&) {
-    out_of_memory::release_reserve();
-    finish(out_of_memory::status());
-  }
+  out_of_memory::run_or([this] { begin_attempt(); }, [this] { finish(out_of_memory::status()); });
 }
 
 void IdempotentCall::begin_attempt() {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "agent/auth.h"
+#include "agent/or_end_link.h"
 #include "agent/rendezvous/tcp_owner.h"
 #include "agent/transport/tcp_liveness.h"
 #include "base/log.h"
@@ -371,17 +372,14 @@ Pace Link::tick(Clock::time_point now) {
   reader_.tick();
   if (connections_.flush()) pace = Pace::run;
   if (const auto releases = channels_.take_releases(4096); !releases.empty()) {
-    try {
+    or_end_link(*this, [&] {  // else the peer would hold these buffers for ever
       Bytes extensions;
       Writer writer(extensions);
       wire::put_extension(writer, wire::extension::releases, std::as_bytes(std::span(releases)));
       wire::Header header;
       header.kind = wire::Kind::release;
       connections_.send_control(wire::assemble(header, extensions, {}, {}), {});
-    } catch (const std::bad_alloc&) {  // the peer would hold these buffers for ever
-      out_of_memory::release_reserve();
-      close(out_of_memory::status());
-    }
+    });
     pace = Pace::run;
   }
   return std::max(pace, calls_.tick(now));

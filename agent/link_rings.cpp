@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <array>
-#include <new>
 #include <utility>
 
 #include "agent/auth.h"
 #include "agent/link.h"
+#include "agent/or_end_link.h"
 #include "base/log.h"
 #include "base/out_of_memory.h"
 
@@ -51,12 +51,9 @@ bool OutgoingRing::serve_one() {
       if (!lock) return any;
       slot = calls->next_done();
     }
-    try {
+    or_end_link(*link, [&] {
       if (slot) link->calls().ring().on_done(*slot);
-    } catch (const std::bad_alloc&) {
-      out_of_memory::release_reserve();
-      link->close(out_of_memory::status());
-    }
+    });
     any = true;
   }
   return any;
@@ -80,14 +77,11 @@ bool IncomingRing::serve_one() {
   const auto link = link_.lock();
   if (!link) return true;
   if (request) peer_cpu_.store(request->cpu, std::memory_order_relaxed);
-  try {
+  or_end_link(*link, [&] {
     auto status = request ? link->on_ring_request(ByteView(*buffer).first(request->bytes), request->slot)
                           : Status(Code::protocol_error, "the shared memory of the ring has invalid contents");
     if (!status.ok()) link->close(status);
-  } catch (const std::bad_alloc&) {
-    out_of_memory::release_reserve();
-    link->close(out_of_memory::status());
-  }
+  });
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "agent/link.h"
+#include "agent/or_end_link.h"
 #include "agent/placement.h"
 #include "agent/thrown_replies.h"
 #include "base/log.h"
@@ -39,17 +40,6 @@ Reply::~Reply() {
   if (!state_ || ThrownReplies::keep(*this)) return;
   const bool no_memory = std::uncaught_exceptions() != 0;  // apart from handlers, only std::bad_alloc is thrown here
   fail(no_memory ? out_of_memory::status() : Status(Code::internal, "the handler ended without a reply"));
-}
-
-/// Runs `send`. If there is no memory for it, ends the link, because a part of the answer may have been sent.
-template <class Send>
-static void or_end_link(Link& link, const Send& send) {
-  try {
-    send();
-  } catch (const std::bad_alloc&) {
-    out_of_memory::release_reserve();
-    link.close(out_of_memory::status());
-  }
 }
 
 /// Adds the record of a request that is about to be answered. The caller may end its recording when the answer comes.

@@ -38,12 +38,7 @@ constexpr std::uint64_t few_in_a_tick = 16;
 /// Reply answers then.
 template <class Work>
 void run_or_drop(const Work& work) {
-  try {
-    work();
-  } catch (const std::bad_alloc&) {
-    out_of_memory::release_reserve();
-    log_warning("out of memory: work for a peer was dropped");
-  }
+  out_of_memory::run_or(work, [] { log_warning("out of memory: work for a peer was dropped"); });
 }
 
 }  // namespace

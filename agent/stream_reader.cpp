@@ -3,7 +3,6 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "agent/pool.h"
@@ -44,13 +43,11 @@ void StreamReader::release(FrameStream& stream) noexcept {
   if (armed_) return;
   if (!peer_only_answers()) return arm(stream);
   due_ = true;
-  try {
-    link_.activate();
-  } catch (const std::bad_alloc&) {  // no tick comes
-    out_of_memory::release_reserve();
-    due_ = false;
-    arm(stream);
-  }
+  out_of_memory::run_or([&] { link_.activate(); },
+                        [&] {  // no tick comes
+                          due_ = false;
+                          arm(stream);
+                        });
 }
 
 /// Makes the pool watch the stream: no thread reads. Under mutex_.

@@ -1,7 +1,8 @@
 /// What this process does when memory runs out: the one error for it, which takes no memory to give, and a reserve of
 /// memory with which calls and links end in order.
 ///
-/// Code that catches std::bad_alloc calls release_reserve() first, because ending a call or a link allocates, too.
+/// Code that catches std::bad_alloc calls release_reserve() first, because ending a call or a link allocates, too;
+/// with_reserve() and run_or() do both.
 /// The agents take the reserve again every second. Any thread may call these functions at any time.
 #pragma once
 
@@ -34,6 +35,17 @@ bool with_reserve(const Work& work) noexcept {
     }
   }
   return false;
+}
+
+/// Runs `work`. If it has no memory, gives the reserve back and runs `instead`: for work that cannot run again.
+template <class Work, class Instead>
+void run_or(const Work& work, const Instead& instead) {
+  try {
+    work();
+  } catch (const std::bad_alloc&) {
+    release_reserve();
+    instead();
+  }
 }
 
 }  // namespace tensorferry::out_of_memory

@@ -24,12 +24,8 @@ thread_local std::vector<Postponed>* postponed = nullptr;
 
 /// Runs one completion. If it has no memory, what it holds is destroyed: a call in it then fails, see Reply.
 void run(Completion completion, Status status) noexcept {
-  try {
-    completion(std::move(status));
-  } catch (const std::bad_alloc&) {
-    out_of_memory::release_reserve();
-    log_warning("out of memory: the end of a transfer or of a call was not told");
-  }
+  out_of_memory::run_or([&] { completion(std::move(status)); },
+                        [] { log_warning("out of memory: the end of a transfer or of a call was not told"); });
 }
 
 }  // namespace
