@@ -6,9 +6,10 @@
 #include <vector>
 
 #include "agent/address.h"
-#include "agent/engine.h"
-#include "agent/link.h"
+#include "agent/options.h"
 #include "agent/or_end_link.h"
+#include "agent/pool.h"
+#include "agent/reactor.h"
 #include "agent/transport/long_slice.h"
 #include "base/text.h"
 #include "channels/completion.h"
@@ -33,8 +34,8 @@ ConnectionRole role_of(Purpose purpose, bool dialled) {
   return dialled == (purpose == Purpose::bulk) ? ConnectionRole::bulk_out : ConnectionRole::bulk_in;
 }
 
-Connections::Connections(Link& link, PeerInfo peer, std::shared_ptr<Session> session)
-    : link_(link), other_(std::move(peer), std::move(session)) {}
+Connections::Connections(const ConnectionSurroundings& around, PeerInfo peer, std::shared_ptr<Session> session)
+    : around_(around), other_(std::move(peer), std::move(session)) {}
 
 // ---- State
 
@@ -144,7 +145,7 @@ void Connections::send_call(const std::shared_ptr<Call::State>& call, Message me
   if (closed()) {
     const auto ended = status_;
     lock.unlock();
-    return link_.calls().drop({call, std::move(message)}, ended);
+    return around_.link.calls().drop({call, std::move(message)}, ended);
   }
   if (slot(ConnectionRole::calls).state == State::up) {
     const auto stream = calls_;
@@ -161,13 +162,13 @@ void Connections::send_call(const std::shared_ptr<Call::State>& call, Message me
 /// Sends the call, or fails it if too many bytes wait for the socket. Only messages without buffers can be so many,
 /// because the others wait for credit.
 void Connections::send_within_bound(const Stream& stream, const std::shared_ptr<Call::State>& call, Message message) {
-  if (stream->unwritten() <= link_.engine().options.max_bytes_in_flight)
-    return link_.calls().send(stream, call, std::move(message));
-  link_.calls().drop({call, std::move(message)},
-                     {Code::resource_exhausted,
-                      formatted("\"{}\" does not read the calls that were sent to it before: {} bytes wait here "
-                                "(max_bytes_in_flight)",
-                                peer().name, stream->unwritten())});
+  if (stream->unwritten() <= around_.options.max_bytes_in_flight)
+    return around_.link.calls().send(stream, call, std::move(message));
+  around_.link.calls().drop({call, std::move(message)},
+                            {Code::resource_exhausted,
+                             formatted("\"{}\" does not read the calls that were sent to it before: {} bytes wait here "
+                                       "(max_bytes_in_flight)",
+                                       peer().name, stream->unwritten())});
 }
 
 void Connections::send_control(Bytes frame, Descriptors descriptors) {
@@ -193,12 +194,13 @@ void Connections::bound_controls(const Stream& stream) {
   constexpr std::size_t most_bytes = std::size_t{16} << 20;  // beside the calls that wait in the same stream
   constexpr std::size_t most_unsent = std::size_t{1} << 16;  // while the connection is being dialled
   const auto bytes = stream ? stream->unwritten() : 0;
-  const bool unread = bytes > most_bytes && bytes - most_bytes > link_.engine().options.max_bytes_in_flight;
+  const bool unread = bytes > most_bytes && bytes - most_bytes > around_.options.max_bytes_in_flight;
   if (closed() || refused_controls_ || (!unread && unsent_.controls.size() < most_unsent)) return;
   refused_controls_ = true;
   // By way of the pool, because channels send messages while they hold locks.
-  link_.engine().pool->submit([link = link_.shared_from_this()] {
-    link->close({Code::resource_exhausted, "the peer does not read the control messages that it is answered with"});
+  around_.pool.submit([this, held = around_.link.hold()] {
+    around_.link.fail(
+        {Code::resource_exhausted, "the peer does not read the control messages that it is answered with"});
   });
 }
 
@@ -210,8 +212,7 @@ void Connections::write_controls() {
   lock.unlock();
   if (begin) {  // by way of the pool, because a dial that the agent refuses ends the link
     try {
-      link_.engine().pool->submit_long(
-          [link = link_.shared_from_this()] { link->connections().start_dial(Purpose::calls); });
+      around_.pool.submit_long([this, held = around_.link.hold()] { start_dial(Purpose::calls); });
     } catch (const std::bad_alloc&) {
       begin_no_dial(ConnectionRole::calls);
       throw;
@@ -231,7 +232,7 @@ Connections::FrameFirst::FrameFirst(Connections& connections)
 Connections::FrameFirst::~FrameFirst() {
   innermost = outer_;
   if (held_ == 0) return;
-  or_end_link(connections_.link_, [&] { connections_.write_waiting_bulk(held_); });
+  or_end_link(connections_.around_.link, [&] { connections_.write_waiting_bulk(held_); });
 }
 
 void Connections::send_bulk(Bytes frame, FrameStream::Part part) {
@@ -316,7 +317,7 @@ bool Connections::transmit(const Stream& stream, Bytes frame, std::vector<FrameS
   if (!done)
     finish_writes(stream);
   else if (!flush && stream->corked())
-    link_.activate();
+    around_.link.activate();
   return done;
 }
 
@@ -337,7 +338,7 @@ bool Connections::flush() {
 /// Completes written parts on a pool thread.
 void Connections::complete_apart(std::vector<FrameStream::Written> written) {
   const auto held = std::make_shared<std::vector<FrameStream::Written>>(std::move(written));
-  if (!link_.engine().pool->submit([held] { FrameStream::complete_all(*held); })) FrameStream::complete_all(*held);
+  if (!around_.pool.submit([held] { FrameStream::complete_all(*held); })) FrameStream::complete_all(*held);
 }
 
 /// Writes the next buffer that waits, if this is a bulk connection. unfinished: the socket is full, or another sender
@@ -375,12 +376,12 @@ void Connections::say_goodbye() {
 // ---- Bulk data that arrives
 
 void Connections::read_bulk(const Stream& stream) {
-  or_end_link(link_, [&] { read_while_readable(stream); });  // the pool may not watch the stream any more
+  or_end_link(around_.link, [&] { read_while_readable(stream); });  // the pool may not watch the stream any more
 }
 
 void Connections::read_while_readable(const Stream& stream) {
   const LongSlice slice;
-  const Milliseconds lingers(link_.engine().options.surroundings.threads ? 2 : 0);
+  const Milliseconds lingers(around_.options.surroundings.threads ? 2 : 0);
   while (stream->begin_read()) {
     const auto resumes = [this] {
       const std::lock_guard lock(mutex_);
@@ -388,13 +389,13 @@ void Connections::read_while_readable(const Stream& stream) {
     }();
     auto progress = FrameStream::Progress::some;
     while (progress == FrameStream::Progress::some) {
-      progress = stream->read_some(link_);
+      progress = stream->read_some(around_.link.sink());
       if (progress == FrameStream::Progress::none && stream->wait_readable(lingers))
         progress = FrameStream::Progress::some;
     }
-    if (progress == FrameStream::Progress::closed) link_.close_after_peer(stream->status());
+    if (progress == FrameStream::Progress::closed) around_.link.close_after_peer(stream->status());
     stream->end_read();
-    if (progress == FrameStream::Progress::none) link_.engine().pool->arm(stream->fd());
+    if (progress == FrameStream::Progress::none) around_.pool.arm(stream->fd());
     if (progress != FrameStream::Progress::held) return;
     const std::lock_guard lock(mutex_);
     if (bulk_.resumes == resumes) return bulk_.held.push_back(stream);
@@ -411,11 +412,10 @@ void Connections::resume_bulk() {
   for (const auto& stream : held) {
     bool taken = false;
     or_break_off(stream, [&] {
-      (void)link_.engine().pool->submit_long(
-          [link = link_.shared_from_this(), stream] { link->connections().read_bulk(stream); });
+      (void)around_.pool.submit_long([this, held = around_.link.hold(), stream] { read_bulk(stream); });
       taken = true;
     });
-    if (!taken) link_.engine().pool->arm(stream->fd());  // a thread must notice that it was broken off
+    if (!taken) around_.pool.arm(stream->fd());  // a thread must notice that it was broken off
   }
 }
 
@@ -435,8 +435,8 @@ Connections::Stream Connections::attach(Connected& connection, const std::shared
     if ((connection.dialled ? connection.go : hello.connection) != number()) return nullptr;
   } else {
     if (calls_) return nullptr;
-    const auto given = connection.go != 0 ? connection.go : link_.engine().peers.next_connection();
-    const bool own = hello.incarnation == link_.engine().identity.self.incarnation;  // the other end is noted
+    const auto given = connection.go != 0 ? connection.go : around_.link.next_connection();
+    const bool own = hello.incarnation == around_.self.incarnation;  // the other end is noted
     if (!(own && !connection.dialled) && !session->use_connection(given)) return nullptr;
     number_.store(given, std::memory_order_release);
     constexpr auto needed = wire::feature::pieces | wire::feature::several_bulk | wire::feature::several_networks;
@@ -484,7 +484,7 @@ void Connections::send_waiting(ConnectionRole role, const Stream& stream, const 
     }
   }
   // Who gave one of them up before the connection was up could not tell the callee.
-  for (const auto& call : sent) link_.calls().tell_if_given_up(stream, *call);
+  for (const auto& call : sent) around_.link.calls().tell_if_given_up(stream, *call);
   if (role == ConnectionRole::bulk_in) dial_again_for_peer();
   if (role != ConnectionRole::bulk_out) return;
   if (stream->local()) {
@@ -532,7 +532,7 @@ Status Connections::keep_alive(Clock::time_point now) {
     moved.received += one.received;
     moved.acknowledged += one.acknowledged;
   }
-  const auto interval = std::chrono::duration_cast<Clock::duration>(link_.engine().options.heartbeat);
+  const auto interval = std::chrono::duration_cast<Clock::duration>(around_.options.heartbeat);
   const auto verdict = liveness_.look(now, moved, interval);
   const auto session = this->session();
   if (verdict == Liveness::Verdict::heard) session->heard();

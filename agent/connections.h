@@ -27,16 +27,20 @@
 
 #include "agent/liveness.h"
 #include "agent/other_end.h"
-#include "agent/outgoing_calls.h"
 #include "agent/session.h"
 #include "agent/transport/bulk_streams.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/unsent_messages.h"
 #include "agent/wire/frame.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "base/out_of_memory.h"
 
 namespace tensorferry {
+
+class Pool;
+class Reactor;
+struct RawAgentOptions;
 
 /// What a connection is for, seen from this side.
 enum class ConnectionRole : std::uint8_t { calls, bulk_out, bulk_in };
@@ -60,12 +64,61 @@ inline bool decides(const PeerInfo& self, std::uint64_t peers_incarnation, wire:
   return dialled ? self.incarnation <= peers_incarnation : self.incarnation < peers_incarnation;
 }
 
+/// The calls of a link, as its connections see them: they bring the requests that waited. Threads: any.
+class ConnectionCalls {
+ public:
+  /// Returns whether the call has not ended.
+  [[nodiscard]] virtual bool contains(const Call::State& call) const = 0;
+  /// Sends the request of a call by `stream`.
+  virtual void send(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
+                    Message message) = 0;
+  /// Tells the callee if the call was given up before its connection was up.
+  virtual void tell_if_given_up(const std::shared_ptr<FrameStream>& stream, const Call::State& call) = 0;
+  /// Fails a call whose request was not sent.
+  virtual void drop(const UnsentCall& unsent, const Status& why) = 0;
+
+ protected:
+  ~ConnectionCalls() = default;
+};
+
+/// A link, as its connections see it. Threads: any.
+class ConnectedLink {
+ public:
+  /// Returns what takes the frames that are read.
+  virtual FrameSink& sink() = 0;
+  virtual ConnectionCalls& calls() = 0;
+  /// Begins to dial a connection of this purpose. It comes by Connections::attach().
+  virtual void start_dial(wire::Hello::Purpose purpose) = 0;
+  /// Returns the number of a connection for calls that this side takes; see wire::Hello::connection.
+  virtual std::uint64_t next_connection() = 0;
+  /// Makes the reactor tick the link.
+  virtual void activate() = 0;
+  /// Ends the link.
+  virtual void fail(const Status& why) = 0;
+  /// Ends the link, because the peer has closed a connection.
+  virtual void close_after_peer(const Status& why) noexcept = 0;
+  /// Returns what keeps the link, and so its connections, as long as it is held.
+  virtual std::shared_ptr<void> hold() = 0;
+
+ protected:
+  ~ConnectedLink() = default;
+};
+
+/// The parts of a link and of its agent that its connections use. What it names outlives them.
+struct ConnectionSurroundings {
+  ConnectedLink& link;
+  Pool& pool;
+  Reactor& reactor;
+  const Clock& clock;
+  const PeerInfo& self;
+  const RawAgentOptions& options;
+};
+
 class Connections final {
  public:
   using Stream = std::shared_ptr<FrameStream>;
 
-  /// Belongs to `link`, which outlives it.
-  Connections(Link& link, PeerInfo peer, std::shared_ptr<Session> session);
+  Connections(const ConnectionSurroundings& around, PeerInfo peer, std::shared_ptr<Session> session);
 
   // --- who is at the other end ---------------------------------------------------------------------------------------
   /// See OtherEnd.
@@ -252,7 +305,7 @@ class Connections final {
   void bound_controls(const Stream& stream);
   void complete_apart(std::vector<FrameStream::Written> written);
 
-  Link& link_;
+  const ConnectionSurroundings around_;
   OtherEnd other_;
   std::atomic<bool> closed_{false};
   std::atomic<std::uint64_t> number_{0};

@@ -6,8 +6,6 @@
 #include <utility>
 
 #include "agent/connections.h"
-#include "agent/engine.h"
-#include "agent/link.h"
 #include "base/out_of_memory.h"
 
 namespace tensorferry {
@@ -25,7 +23,7 @@ void Connections::dial() {
 /// Begins a dial that begin_dialling() has allowed. If there is no memory for it, another one may begin.
 void Connections::start_dial(Purpose purpose) {
   try {
-    link_.engine().dial(link_.shared_from_this(), purpose);
+    around_.link.start_dial(purpose);
   } catch (const std::bad_alloc&) {
     begin_no_dial(dialled_role(purpose));
     throw;
@@ -55,12 +53,12 @@ bool Connections::keep_dialling(Purpose purpose) {
       slot.state = State::up;
       return false;
     }
-    ended = unsent_.take_calls_if([&](const Call::State& call) { return !link_.calls().contains(call); });
+    ended = unsent_.take_calls_if([&](const Call::State& call) { return !around_.link.calls().contains(call); });
     // The connection for calls is wanted for itself, and a peer that has asked for one of bulk data waits for it.
     wanted = role != ConnectionRole::bulk_out || !unsent_.buffers.empty();
     if (!wanted) slot.state = State::absent;
   }
-  for (const auto& unsent : ended) link_.calls().drop(unsent, has_ended);
+  for (const auto& unsent : ended) around_.link.calls().drop(unsent, has_ended);
   return wanted;
 }
 
@@ -107,10 +105,10 @@ void Connections::fail_impatient(const Status& why, bool may_answer) {
   {
     const std::lock_guard lock(mutex_);
     impatient = unsent_.take_calls_if([&](const Call::State& call) {
-      return !(may_answer || call.options.wait_for_ready) || !link_.calls().contains(call);
+      return !(may_answer || call.options.wait_for_ready) || !around_.link.calls().contains(call);
     });
   }
-  for (const auto& unsent : impatient) link_.calls().drop(unsent, named);
+  for (const auto& unsent : impatient) around_.link.calls().drop(unsent, named);
 }
 
 bool Connections::is_awaited() const {
@@ -120,7 +118,7 @@ bool Connections::is_awaited() const {
 
 Milliseconds Connections::patience() const {
   const std::lock_guard lock(mutex_);
-  return unsent_.patience(link_.engine().clock.now());
+  return unsent_.patience(around_.clock.now());
 }
 
 void Connections::note_dial(std::string what) {
@@ -141,7 +139,7 @@ Status Connections::connect(Clock::time_point until, const std::function<bool()>
     begin = !closed() && begin_dialling(ConnectionRole::calls);
   }
   if (begin) start_dial(Purpose::calls);
-  const auto& clock = link_.engine().clock;
+  const auto& clock = around_.clock;
   std::unique_lock lock(mutex_);
   for (;;) {
     const auto seen = changes_.count;

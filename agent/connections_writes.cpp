@@ -8,8 +8,9 @@
 #include <utility>
 
 #include "agent/connections.h"
-#include "agent/engine.h"
-#include "agent/link.h"
+#include "agent/options.h"
+#include "agent/pool.h"
+#include "agent/reactor.h"
 #include "agent/transport/long_slice.h"
 
 namespace tensorferry {
@@ -35,18 +36,17 @@ void Connections::finish_writes(const Stream& stream) {
 /// moment, because waking another one would cost a fast transfer more.
 void Connections::write_rest(const Stream& stream) {
   or_break_off(stream, [&] {
-    link_.engine().pool->submit_long([this, link = link_.shared_from_this(), stream] {
-      or_break_off(stream, [&] { write_while_writable(stream); });
-    });
+    around_.pool.submit_long(
+        [this, held = around_.link.hold(), stream] { or_break_off(stream, [&] { write_while_writable(stream); }); });
   });
 }
 
 void Connections::write_while_writable(const Stream& stream) {
   const LongSlice slice;
-  const auto& engine = link_.engine();
   do {
     while (!stream->closed() && !stream->write_some()) {
-      const bool many = !engine.options.surroundings.threads || engine.pool->threads() / 2 > engine.options.max_threads;
+      const bool many =
+          !around_.options.surroundings.threads || around_.pool.threads() / 2 > around_.options.max_threads;
       pollfd writable{stream->fd(), POLLOUT, 0};
       if (::poll(&writable, 1, many ? 0 : static_cast<int>(lingers_for.count())) == 0)
         return write_when_writable(stream);
@@ -65,15 +65,15 @@ void Connections::write_when_writable(const Stream& stream) {
     const Stream stream;
     boost::asio::posix::stream_descriptor descriptor;
   };
-  auto& reactor = *link_.engine().reactor;
-  const auto wait = [&reactor, stream, link = std::weak_ptr(link_.shared_from_this())] {
+  auto& reactor = around_.reactor;
+  const auto wait = [this, &reactor, stream, link = std::weak_ptr(around_.link.hold())] {
     const auto waiting = std::make_shared<Waiting>(reactor.context(), stream);
     waiting->descriptor.async_wait(boost::asio::posix::stream_descriptor::wait_write,
-                                   [waiting, link](const boost::system::error_code& cancelled) {
+                                   [this, waiting, link](const boost::system::error_code& cancelled) {
                                      if (cancelled) return;
                                      const auto stream_of = waiting->stream;
                                      (void)waiting->descriptor.release();
-                                     if (const auto held = link.lock()) held->connections().write_rest(stream_of);
+                                     if (const auto held = link.lock()) write_rest(stream_of);
                                    });
   };
   reactor.post([wait, stream] { or_break_off(stream, wait); });

@@ -66,7 +66,8 @@ Status no_link_to(std::string_view peer) {
 
 Link::Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session)
     : engine_(std::move(engine)),
-      connections_(*this, std::move(peer), std::move(session)),
+      connections_({*this, *engine_->pool, *engine_->reactor, engine_->clock, engine_->identity.self, engine_->options},
+                   std::move(peer), std::move(session)),
       reader_(*this, *engine_->pool, engine_->clock),
       channels_(
           {*this, engine_->drivers, engine_->memory, engine_->counters, counters_, engine_->options.shared_memory}),

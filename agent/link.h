@@ -59,6 +59,7 @@ class Link final : public FrameSink,
                    public ChannelLink,
                    public ReadLink,
                    public CallLink,
+                   public ConnectedLink,
                    public TickedLink,
                    public std::enable_shared_from_this<Link> {
  public:
@@ -130,6 +131,10 @@ class Link final : public FrameSink,
   bool run_long(UniqueFunction<void()> job) override;
   std::shared_ptr<void> hold() override { return shared_from_this(); }
 
+  // --- ConnectedLink -------------------------------------------------------------------------------------------------
+  void start_dial(wire::Hello::Purpose purpose) override { engine_->dial(shared_from_this(), purpose); }
+  std::uint64_t next_connection() override { return engine_->peers.next_connection(); }
+
   // --- ReadLink ------------------------------------------------------------------------------------------------------
   [[nodiscard]] std::shared_ptr<FrameStream> stream() const override { return connections_.calls(); }
   FrameSink& sink() override { return *this; }
@@ -173,7 +178,7 @@ class Link final : public FrameSink,
   Connections& connections() noexcept { return connections_; }
   [[nodiscard]] const Connections& connections() const noexcept { return connections_; }
   ChannelSet& channels() noexcept { return channels_; }
-  OutgoingCalls& calls() noexcept { return calls_; }
+  OutgoingCalls& calls() noexcept override { return calls_; }
   StreamReader& reader() noexcept { return reader_; }
   LinkCounters& counters() noexcept { return counters_; }
 

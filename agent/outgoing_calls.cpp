@@ -7,7 +7,6 @@
 #include "agent/agent_drivers.h"
 #include "agent/call_trace.h"
 #include "agent/channel_set.h"
-#include "agent/connections.h"
 #include "agent/credits.h"
 #include "agent/placement.h"
 #include "agent/pool.h"

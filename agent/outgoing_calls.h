@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "agent/call_state.h"
+#include "agent/connections.h"
 #include "agent/lazy_completions.h"
 #include "agent/pending_calls.h"
 #include "agent/reactor.h"
@@ -31,7 +32,6 @@ namespace tensorferry {
 class AgentDrivers;
 class CallTrace;
 class ChannelSet;
-class Connections;
 class Credits;
 class Session;
 class StreamReader;
@@ -80,7 +80,7 @@ struct CallSurroundings {
   const Clock& clock;
 };
 
-class OutgoingCalls final : private RingCallsOwner {
+class OutgoingCalls final : public ConnectionCalls, private RingCallsOwner {
  public:
   explicit OutgoingCalls(const CallSurroundings& around);
 
@@ -88,10 +88,11 @@ class OutgoingCalls final : private RingCallsOwner {
   void add(const std::shared_ptr<Call::State>& call, const Message& message);
   /// Sends the request of a call that has been added: now, or when a probe that it needs has ended, or behind the
   /// earlier request of its order key that waits for a probe.
-  void send(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call, Message message);
+  void send(const std::shared_ptr<FrameStream>& stream, const std::shared_ptr<Call::State>& call,
+            Message message) override;
   /// Tells the callee if the call, whose request has been sent, was cancelled or has expired. The thread that ends a
   /// call tells it by the link's stream, and does not if the link has none yet.
-  void tell_if_given_up(const std::shared_ptr<FrameStream>& stream, const Call::State& call);
+  void tell_if_given_up(const std::shared_ptr<FrameStream>& stream, const Call::State& call) override;
   /// Waits until the call has ended; see Call::wait. False: `until` has passed, or `interrupted` returned true.
   bool wait(Call::State& call, std::optional<Clock::time_point> until, const std::function<bool()>& interrupted);
   /// Learns from the peer's hello whether it answers status frames.
@@ -109,7 +110,7 @@ class OutgoingCalls final : private RingCallsOwner {
   /// Ends a call with the link's error `why`. Does nothing in the cases of cancel().
   void fail(const std::shared_ptr<Call::State>& call, const Status& why) override;
   /// fail(), for a call whose request was not sent: also gives its credit and its arguments back.
-  void drop(const UnsentCall& unsent, const Status& why);
+  void drop(const UnsentCall& unsent, const Status& why) override;
   /// The link has ended: fails all calls but those that end elsewhere.
   void fail_all(const Status& why);
 
@@ -125,7 +126,7 @@ class OutgoingCalls final : private RingCallsOwner {
   /// before the deadline of a call, asks the callee how far the call has come.
   Pace tick(Clock::time_point now);
 
-  [[nodiscard]] bool contains(const Call::State& call) const { return pending_.find(call.id) != nullptr; }
+  [[nodiscard]] bool contains(const Call::State& call) const override { return pending_.find(call.id) != nullptr; }
   [[nodiscard]] std::size_t count() const { return pending_.size(); }
   [[nodiscard]] std::vector<std::shared_ptr<Call::State>> all() const override { return pending_.all(); }
   [[nodiscard]] RingCalls& ring() noexcept { return ring_; }
