@@ -60,6 +60,7 @@ class Link final : public FrameSink,
                    public ReadLink,
                    public CallLink,
                    public ConnectedLink,
+                   public RingLink,
                    public TickedLink,
                    public std::enable_shared_from_this<Link> {
  public:
@@ -82,8 +83,6 @@ class Link final : public FrameSink,
   void answer(const ReplyRoute& route, Message message);
   /// Sends an error as the answer.
   void refuse(const ReplyRoute& route, const Status& status);
-  /// Handles a request that was copied out of the peer's ring. An error closes the link.
-  Status on_ring_request(ByteView bytes, SlotId slot);
   /// The handler of a request begins at `now`.
   void begin(IncomingRequest& incoming, Clock::time_point now);
   /// A request is answered after its caller had given up.
@@ -134,6 +133,11 @@ class Link final : public FrameSink,
   // --- ConnectedLink -------------------------------------------------------------------------------------------------
   void start_dial(wire::Hello::Purpose purpose) override { engine_->dial(shared_from_this(), purpose); }
   std::uint64_t next_connection() override { return engine_->peers.next_connection(); }
+
+  // --- RingLink ------------------------------------------------------------------------------------------------------
+  [[nodiscard]] bool needs_executor(std::uint32_t number) const override;
+  Status on_ring_request(ByteView bytes, SlotId slot) override;
+  void on_ring_reply(SlotId slot) override { calls_.ring().on_done(slot); }
 
   // --- ReadLink ------------------------------------------------------------------------------------------------------
   [[nodiscard]] std::shared_ptr<FrameStream> stream() const override { return connections_.calls(); }

@@ -52,7 +52,7 @@ bool OutgoingRing::serve_one() {
       slot = calls->next_done();
     }
     or_end_link(*link, [&] {
-      if (slot) link->calls().ring().on_done(*slot);
+      if (slot) link->on_ring_reply(*slot);
     });
     any = true;
   }
@@ -64,9 +64,7 @@ bool OutgoingRing::serve_one() {
 bool IncomingRing::needs_executor() {
   const auto number = calls_->peek_function();
   const auto link = number ? link_.lock() : nullptr;
-  if (!link) return false;
-  const auto function = link->engine().functions.find(*number);
-  return !function || function->options.executor;  // a name that is not known yet may need the executor
+  return link && link->needs_executor(*number);
 }
 
 bool IncomingRing::serve_one() {
@@ -80,7 +78,7 @@ bool IncomingRing::serve_one() {
   or_end_link(*link, [&] {
     auto status = request ? link->on_ring_request(ByteView(*buffer).first(request->bytes), request->slot)
                           : Status(Code::protocol_error, "the shared memory of the ring has invalid contents");
-    if (!status.ok()) link->close(status);
+    if (!status.ok()) link->fail(status);
   });
   return true;
 }
@@ -93,6 +91,11 @@ bool IncomingRing::answer(SlotId slot, ByteView frame) {
 
 void IncomingRing::answer_by_socket(SlotId slot) {
   if (calls_->answer_by_socket(slot) == CallRing::Answered::must_ring) caller_->ring();
+}
+
+bool Link::needs_executor(std::uint32_t number) const {
+  const auto function = engine_->functions.find(number);
+  return !function || function->options.executor;  // a name that is not known yet may need the executor
 }
 
 Status Link::on_ring_request(ByteView bytes, SlotId slot) {

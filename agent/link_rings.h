@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -10,17 +11,34 @@
 #include "agent/transport/call_ring.h"
 #include "agent/transport/doorbell.h"
 #include "agent/transport/oversubscribed_wait.h"
+#include "base/bytes.h"
 #include "base/mutex.h"
 #include "base/spin.h"
+#include "base/status.h"
 
 namespace tensorferry {
 
-class Link;
+/// A link, as its rings see it. Threads: any.
+class RingLink {
+ public:
+  [[nodiscard]] virtual bool closed() const noexcept = 0;
+  /// Ends the link.
+  virtual void fail(const Status& why) = 0;
+  /// Returns whether the handler of the function with this number needs the executor, or may.
+  [[nodiscard]] virtual bool needs_executor(std::uint32_t function) const = 0;
+  /// Handles a request that was copied out of the peer's ring. An error must end the link.
+  virtual Status on_ring_request(ByteView bytes, SlotId slot) = 0;
+  /// Takes the reply in a slot of the done list.
+  virtual void on_ring_reply(SlotId slot) = 0;
+
+ protected:
+  ~RingLink() = default;
+};
 
 /// The callee's end: takes the peer's requests, and answers into the ring's slots. Thread-safe.
 class IncomingRing final : public RequestSource {
  public:
-  IncomingRing(std::weak_ptr<Link> link, std::shared_ptr<CallRing> calls, std::shared_ptr<Doorbell> caller)
+  IncomingRing(std::weak_ptr<RingLink> link, std::shared_ptr<CallRing> calls, std::shared_ptr<Doorbell> caller)
       : link_(std::move(link)), calls_(std::move(calls)), caller_(std::move(caller)) {}
 
   [[nodiscard]] bool empty() const override { return held_.load(std::memory_order_relaxed) || calls_->empty(); }
@@ -41,7 +59,7 @@ class IncomingRing final : public RequestSource {
   [[nodiscard]] bool abandoned(SlotId slot) const { return calls_->state(slot) == CallRing::State::abandoned; }
 
  private:
-  const std::weak_ptr<Link> link_;
+  const std::weak_ptr<RingLink> link_;
   const std::shared_ptr<CallRing> calls_;
   const std::shared_ptr<Doorbell> caller_;  // the caller's
   std::atomic<int> peer_cpu_{-1};
@@ -52,7 +70,7 @@ class IncomingRing final : public RequestSource {
 /// Thread-safe.
 class OutgoingRing final : public RequestSource {
  public:
-  OutgoingRing(std::weak_ptr<Link> link, std::shared_ptr<CallRing> of, std::shared_ptr<Doorbell> callee)
+  OutgoingRing(std::weak_ptr<RingLink> link, std::shared_ptr<CallRing> of, std::shared_ptr<Doorbell> callee)
       : calls(std::move(of)), link_(std::move(link)), callee_(std::move(callee)) {}
 
   [[nodiscard]] bool empty() const override { return !calls->any_done(); }
@@ -67,7 +85,7 @@ class OutgoingRing final : public RequestSource {
   OversubscribedWait oversubscribed;  // for these threads when they outnumber the CPUs
 
  private:
-  const std::weak_ptr<Link> link_;
+  const std::weak_ptr<RingLink> link_;
   const std::shared_ptr<Doorbell> callee_;  // the callee's
   Mutex collect_mutex_;                     // one thread at a time takes from the done list
 };
