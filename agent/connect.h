@@ -38,10 +38,6 @@ boost::asio::awaitable<Result<std::uint64_t>> read_go(HandshakeIo& io);
 /// DeadlineExceeded; Unauthenticated, ProtocolError: the handshake failed.
 boost::asio::awaitable<DialResult> reach(std::shared_ptr<Engine> engine, Record record, Clock::time_point deadline);
 
-/// Opens a connection of `purpose` to the link's peer and attaches it. Tries again, with backoff; see Engine::dial.
-boost::asio::awaitable<void> dial_until_attached(std::shared_ptr<Engine> engine, std::shared_ptr<Link> link,
-                                                 wire::Hello::Purpose purpose);
-
 /// Returns whether no process listens at any address of an agent of this kernel and network namespace: the agent's
 /// process has ended then, because its listener lives as long as it does. A process that it forked may keep the
 /// listener. Takes up to 1 s for each address.

@@ -8,8 +8,9 @@
 #include <utility>
 
 #include "agent/connect.h"
+#include "agent/dial_link.h"
+#include "agent/engine.h"
 #include "agent/handshake_io.h"
-#include "agent/link.h"
 #include "agent/network_paths.h"
 #include "agent/timer.h"
 #include "base/log.h"
@@ -60,7 +61,7 @@ Bytes hello_frame(const wire::Hello& hello) {
 
 /// Reaches the agent, sends this agent's hello for `link`, and reads `go` if the peer decides on the connection.
 /// `networks`: feature::several_networks, or 0. It also goes into the peer's hello, for the link.
-asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record record, std::shared_ptr<Link> link,
+asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record record, std::shared_ptr<DialLink> link,
                                        Purpose purpose, std::uint32_t networks, Milliseconds patience) {
   std::string addresses;
   for (const auto& address : record.tcp_addresses) addresses += (addresses.empty() ? "" : ", ") + address;
@@ -90,7 +91,7 @@ asio::awaitable<DialResult> dial_agent(std::shared_ptr<Engine> engine, Record re
 }
 
 /// Gives the connection to the link, which sends what waited for it; or notes why there is none. On the pool.
-Status attach(Engine& engine, Link& link, Result<Connected> connected) {
+Status attach(Engine& engine, DialLink& link, Result<Connected> connected) {
   if (connected.status().code() == Code::cancelled) return connected.status();
   if (!connected) {
     ++engine.counters.dials_failed;
@@ -124,7 +125,7 @@ class Dial final {
     over,         // attached, or given up
   };
 
-  Dial(std::shared_ptr<Engine> engine, std::shared_ptr<Link> link, Purpose purpose)
+  Dial(std::shared_ptr<Engine> engine, std::shared_ptr<DialLink> link, Purpose purpose)
       : engine_(std::move(engine)), link_(std::move(link)), purpose_(purpose), since_(engine_->clock.now()) {}
 
   /// Finds out whether an attempt is needed, and where the peer is.
@@ -161,7 +162,7 @@ class Dial final {
     if (dead.ok()) return again();
     engine_->peers.bury(session_, dead);
     if (link_->connections().leave_session(*session_)) return again();
-    link_->close(dead, Loss::peer);
+    link_->give_up(dead, Loss::peer);
     return Next::over;
   }
 
@@ -194,7 +195,7 @@ class Dial final {
       // A record signed with another key is permanent, so dialling stops. If the record is good and another key answers
       // at its address, a retry may succeed: another process has the port of a peer that has ended.
       if (found.status().code() != Code::unauthenticated) return missed_stranger(found.status(), false);
-      link_->close(found.status());
+      link_->give_up(found.status(), Loss::connection);
       return Next::over;
     }
     record_ = *found;
@@ -204,7 +205,7 @@ class Dial final {
 
   Next missed_stranger(const Status& why, bool may_answer) {
     if (engine_->leaving) {
-      link_->close(why);
+      link_->give_up(why, Loss::connection);
       return Next::over;
     }
     const bool refused = why.code() == Code::resource_exhausted;  // for now
@@ -237,8 +238,9 @@ class Dial final {
     if (purpose_ == Purpose::calls || engine_->clock.now() - since_ <= longest_bulk_dial) return Next::pause;
     // The receiver waits for bytes that cannot come, so their calls could not end otherwise.
     if (link_->connections().awaits(purpose_)) {
-      link_->close({Code::connection_lost, formatted("the bulk connection to \"{}\" could not be dialled in {} s",
-                                                     link_->peer().name, longest_bulk_dial.count())});
+      link_->give_up({Code::connection_lost, formatted("the bulk connection to \"{}\" could not be dialled in {} s",
+                                                       link_->peer().name, longest_bulk_dial.count())},
+                     Loss::connection);
     }
     return Next::over;
   }
@@ -250,7 +252,7 @@ class Dial final {
   }
 
   const std::shared_ptr<Engine> engine_;
-  const std::shared_ptr<Link> link_;
+  const std::shared_ptr<DialLink> link_;
   const Purpose purpose_;
   const Clock::time_point since_;
   int attempts_ = 0;
@@ -266,7 +268,7 @@ class Dial final {
 /// Sleeps until `until`, or until a connection of the link is made or the link ends.
 class DialPause final {
  public:
-  DialPause(Engine& engine, Link& link, Purpose purpose)
+  DialPause(Engine& engine, DialLink& link, Purpose purpose)
       : engine_(engine),
         link_(link),
         role_(dialled_role(purpose)),
@@ -292,17 +294,17 @@ class DialPause final {
 
  private:
   Engine& engine_;
-  Link& link_;
+  DialLink& link_;
   const ConnectionRole role_;
   const std::shared_ptr<Timer> timer_;
   Milliseconds next_ = first_pause;
 };
 
-}  // namespace
-
 // Every object in an expression with co_await has a name here: GCC 12 destroys temporaries there twice.
 
-asio::awaitable<void> dial_until_attached(std::shared_ptr<Engine> engine, std::shared_ptr<Link> link, Purpose purpose) {
+/// Opens a connection of `purpose` to the link's peer and attaches it. Tries again, with backoff; see Engine::dial.
+asio::awaitable<void> dial_until_attached(std::shared_ptr<Engine> engine, std::shared_ptr<DialLink> link,
+                                          Purpose purpose) {
   using Next = Dial::Next;
   const auto dial = std::make_shared<Dial>(engine, link, purpose);
   const auto prepare = [dial] { return dial->prepare(); };
@@ -326,13 +328,15 @@ asio::awaitable<void> dial_until_attached(std::shared_ptr<Engine> engine, std::s
   }
 }
 
-void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
+}  // namespace
+
+void Engine::dial(std::shared_ptr<DialLink> link, Purpose purpose) {
   // If there is no memory for the coroutine, the link ends. The last reference to a link may run the program's code, so
   // a pool thread drops it, if there is memory to tell one.
   const bool begun = !leaving && reactor->post([engine = shared_from_this(), link, purpose] {
-    const auto end = [engine](const std::shared_ptr<Link>& ended, bool failed) {
+    const auto end = [engine](const std::shared_ptr<DialLink>& ended, bool failed) {
       const auto job = [link = ended, failed] {
-        if (failed) link->close(out_of_memory::status());
+        if (failed) link->give_up(out_of_memory::status(), Loss::connection);
       };
       if (!out_of_memory::with_reserve([&] { engine->pool->submit(job); })) job();
     };
@@ -343,7 +347,8 @@ void Engine::dial(std::shared_ptr<Link> link, Purpose purpose) {
         },
         [&] { end(link, true); });
   });
-  if (!begun) link->close({Code::agent_closed, "the agent \"" + identity.self.name + "\" was shut down"});
+  if (!begun)
+    link->give_up({Code::agent_closed, "the agent \"" + identity.self.name + "\" was shut down"}, Loss::connection);
 }
 
 }  // namespace tensorferry

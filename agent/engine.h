@@ -27,6 +27,7 @@
 
 namespace tensorferry {
 
+class DialLink;
 class Link;
 
 /// Who this agent is to its peers.
@@ -46,7 +47,7 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   /// - while no incarnation of the peer is known: as long as calls wait for it (`wait_for_ready`); else an error closes
   ///   the link;
   /// - with a session: until the peer is dead, or the link does not need the connection any more.
-  void dial(std::shared_ptr<Link> link, wire::Hello::Purpose purpose);
+  void dial(std::shared_ptr<DialLink> link, wire::Hello::Purpose purpose);
   /// Runs the handler of a request on the calling thread, or fails the reply if the request is cancelled or expired.
   /// If `function` is null, looks `name` up and asks the resolver first.
   void run_handler(std::shared_ptr<const RawFunction> function, const std::string& name,

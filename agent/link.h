@@ -24,6 +24,7 @@
 #include "agent/channel_set.h"
 #include "agent/connections.h"
 #include "agent/credits.h"
+#include "agent/dial_link.h"
 #include "agent/engine.h"
 #include "agent/incoming_calls.h"
 #include "agent/link_rings.h"
@@ -61,6 +62,7 @@ class Link final : public FrameSink,
                    public CallLink,
                    public ConnectedLink,
                    public RingLink,
+                   public DialLink,
                    public TickedLink,
                    public std::enable_shared_from_this<Link> {
  public:
@@ -103,9 +105,6 @@ class Link final : public FrameSink,
   /// Ends the link because the peer has closed a connection or its ring. Waits a moment for the end of the peer's
   /// process on this host, which is the reason then. Not for the reactor thread.
   void close_after_peer(const Status& status) noexcept override;
-  /// Handles a failed attempt to dial a peer of which no incarnation is known: Connections::fail_impatient(). True: no
-  /// call waits, and the link has been closed.
-  bool unreachable(const Status& why, bool may_answer);
   /// Checks whether the peer has closed its end, and closes this end if so. The next call then goes to the peer's next
   /// incarnation over a new link.
   bool ended_by_peer();
@@ -133,6 +132,10 @@ class Link final : public FrameSink,
   // --- ConnectedLink -------------------------------------------------------------------------------------------------
   void start_dial(wire::Hello::Purpose purpose) override { engine_->dial(shared_from_this(), purpose); }
   std::uint64_t next_connection() override { return engine_->peers.next_connection(); }
+
+  // --- DialLink ------------------------------------------------------------------------------------------------------
+  void give_up(const Status& why, Loss loss) override { close(why, loss); }
+  bool unreachable(const Status& why, bool may_answer) override;
 
   // --- RingLink ------------------------------------------------------------------------------------------------------
   [[nodiscard]] bool needs_executor(std::uint32_t number) const override;
@@ -179,7 +182,7 @@ class Link final : public FrameSink,
   Status connect(Clock::time_point until);
   Engine& engine() noexcept { return *engine_; }
   [[nodiscard]] const Engine& engine() const noexcept { return *engine_; }
-  Connections& connections() noexcept { return connections_; }
+  Connections& connections() noexcept override { return connections_; }
   [[nodiscard]] const Connections& connections() const noexcept { return connections_; }
   ChannelSet& channels() noexcept { return channels_; }
   OutgoingCalls& calls() noexcept override { return calls_; }
@@ -199,7 +202,7 @@ class Link final : public FrameSink,
   /// Describes the link for RawAgent::metrics().
   [[nodiscard]] LinkMetrics metrics();
   /// Adds an event of this link to the agent's flight recorder and, at its level info, to the log.
-  void note(std::string_view event);
+  void note(std::string_view event) override;
 
  private:
   Link(std::shared_ptr<Engine> engine, PeerInfo peer, std::shared_ptr<Session> session);
