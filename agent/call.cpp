@@ -2,12 +2,11 @@
 #include <utility>
 
 #include "agent/call_state.h"
-#include "agent/engine.h"
 #include "agent/executor.h"
 #include "agent/handles.h"
 #include "agent/idempotent_call.h"
-#include "agent/link.h"
 #include "agent/message.h"
+#include "agent/outgoing_calls.h"
 #include "base/foreign_code.h"
 #include "base/futex.h"
 #include "base/out_of_memory.h"
@@ -22,7 +21,7 @@ std::optional<Clock::time_point> deadline_of(const RawCallOptions& options, Cloc
 
 /// Wraps `completion` so that it runs on the pool of `link`, inside the executor. If the pool has been stopped, it runs
 /// on the calling thread.
-Completion by_executor(std::shared_ptr<Link> link, Completion completion) {
+Completion by_executor(std::shared_ptr<HandleLink> link, Completion completion) {
   auto held = std::make_shared<Completion>(std::move(completion));
   return [link = std::move(link), held = std::move(held)](const Status& status) {
     if (!link->run([held] { (*held)({}); }, true)) (*held)(status);
@@ -37,7 +36,7 @@ Call::State::State(std::string name, RawCallOptions call_options, Clock of_agent
       clock(std::move(of_agent)),
       deadline(deadline_of(options, made)) {}
 
-bool Call::State::inherited() const noexcept { return link && !done() && link->engine().inherited(); }
+bool Call::State::inherited() const noexcept { return link && !done() && link->inherited(); }
 
 void Call::State::complete(Result<Received> result) {
   bool callback = false;
@@ -108,7 +107,7 @@ bool Call::State::wait_for_attempts(std::optional<Clock::time_point> until, cons
 }
 
 Result<Received> Call::State::take() {
-  if (inherited()) return link->engine().used_after_fork();
+  if (inherited()) return link->used_after_fork();
   const std::lock_guard lock(mutex_);
   if (!result_) return Status(Code::invalid_argument, "the call has not completed");
   auto result = std::move(*result_);
@@ -117,7 +116,7 @@ Result<Received> Call::State::take() {
 }
 
 void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor, Notice notice) {
-  if (inherited()) return completion(link->engine().used_after_fork());
+  if (inherited()) return completion(link->used_after_fork());
   bool now = false;
   {
     const std::lock_guard lock(mutex_);

@@ -18,8 +18,26 @@
 namespace tensorferry {
 
 class IdempotentCall;
-class Link;
+class OutgoingCalls;
 struct CallRecord;
+
+/// A link, as the handles of its calls see it. Threads: any.
+class HandleLink {
+ public:
+  /// Returns the link's calls.
+  virtual OutgoingCalls& calls() = 0;
+  /// Runs `job` on the pool. False: the pool has been stopped, and drops the job.
+  virtual bool run(UniqueFunction<void()> job, bool with_executor) = 0;
+  /// Makes the reactor tick the link.
+  virtual void activate() = 0;
+  /// Returns whether this is the parent's link, in a forked child.
+  [[nodiscard]] virtual bool inherited() const noexcept = 0;
+  /// Returns the error for a forked child that uses it.
+  [[nodiscard]] virtual Status used_after_fork() const = 0;
+
+ protected:
+  ~HandleLink() = default;
+};
 
 /// What the callee has told about a call shortly before its deadline.
 struct CalleeReport {
@@ -80,7 +98,7 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   const Clock clock;  // the agent's
   const Clock::time_point made = clock.now();
   const std::optional<Clock::time_point> deadline;
-  std::shared_ptr<Link> link;              // set before the state is shared with readers
+  std::shared_ptr<HandleLink> link;        // set before the state is shared with readers
   std::uint64_t id = 0;                    // in the link's table of pending calls; 0: not in it
   std::size_t counted_bytes = 0;           // credit taken from the bound on bytes in flight
   std::chrono::nanoseconds device_time{};  // estimate of the time that GPUs take to copy the arguments

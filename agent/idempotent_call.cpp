@@ -50,8 +50,8 @@ void IdempotentCall::begin_attempt() {
   attempt->may_come_again = true;
   Call handle(attempt);
   handle.on_sent([call = call_](const Status&) { call->release_arguments(); });
-  UniqueFunction<void(Result<Received>)> done = [self = shared_from_this(), attempt](Result<Received> result) {
-    self->ended(*attempt, std::move(result));
+  UniqueFunction<void(Result<Received>)> done = [self = shared_from_this(), attempt, link](Result<Received> result) {
+    self->ended(*attempt, *link, std::move(result));
   };
   auto message = message_;  // before there is credit to give back
   const auto bytes = message.bytes();
@@ -72,11 +72,11 @@ void IdempotentCall::begin_attempt() {
   handle.on_done(std::move(done));
 }
 
-void IdempotentCall::ended(const Call::State& attempt, Result<Received> result) {
+void IdempotentCall::ended(const Call::State& attempt, const Link& link, Result<Received> result) {
   if (result.ok() || attempt.refused) return finish(std::move(result));
   const auto why = result.status();
-  if (may_try_again(attempt, why)) {
-    if (const auto session = attempt.link->session()) reached_ = session;
+  if (may_try_again(link, why)) {
+    if (const auto session = link.session()) reached_ = session;
     bool again = false;
     out_of_memory::with_reserve(
         [&] { again = engine_->pool->submit_long([self = shared_from_this()] { self->attempt(); }); });
@@ -90,11 +90,11 @@ void IdempotentCall::ended(const Call::State& attempt, Result<Received> result) 
   finish(std::move(told));
 }
 
-bool IdempotentCall::may_try_again(const Call::State& attempt, const Status& why) {
+bool IdempotentCall::may_try_again(const Link& link, const Status& why) {
   if (why.code() != Code::connection_lost || engine_->leaving) return false;
   if (call_->deadline && engine_->clock.now() >= *call_->deadline) return false;
-  if (attempt.link->left_by_peer()) return false;
-  const auto known = attempt.link->session();
+  if (link.left_by_peer()) return false;
+  const auto known = link.session();
   const auto& session = known ? known : reached_;  // none: the link never had a connection
   if (!session || session->dead() || session->process_ended() || (reached_ && reached_ != session)) return false;
   const std::lock_guard lock(mutex_);

@@ -14,8 +14,9 @@
 
 namespace tensorferry {
 
-struct Engine;
+class Link;
 class Session;
+struct Engine;
 
 /// One idempotent call. The completion of the attempt under way keeps it alive.
 ///
@@ -34,9 +35,9 @@ class IdempotentCall final : public std::enable_shared_from_this<IdempotentCall>
                  Message message);
   void attempt();
   void begin_attempt();
-  void ended(const Call::State& attempt, Result<Received> result);
+  void ended(const Call::State& attempt, const Link& link, Result<Received> result);
   void finish(Result<Received> result);
-  [[nodiscard]] bool may_try_again(const Call::State& attempt, const Status& why);
+  [[nodiscard]] bool may_try_again(const Link& link, const Status& why);
 
   const std::shared_ptr<Engine> engine_;
   const std::string peer_;

@@ -63,6 +63,7 @@ class Link final : public FrameSink,
                    public ConnectedLink,
                    public RingLink,
                    public DialLink,
+                   public HandleLink,
                    public TickedLink,
                    public std::enable_shared_from_this<Link> {
  public:
@@ -133,6 +134,11 @@ class Link final : public FrameSink,
   void start_dial(wire::Hello::Purpose purpose) override { engine_->dial(shared_from_this(), purpose); }
   std::uint64_t next_connection() override { return engine_->peers.next_connection(); }
 
+  // --- HandleLink ----------------------------------------------------------------------------------------------------
+  bool run(UniqueFunction<void()> job, bool with_executor) override;
+  [[nodiscard]] bool inherited() const noexcept override { return engine_->inherited(); }
+  [[nodiscard]] Status used_after_fork() const override { return engine_->used_after_fork(); }
+
   // --- DialLink ------------------------------------------------------------------------------------------------------
   void give_up(const Status& why, Loss loss) override { close(why, loss); }
   bool unreachable(const Status& why, bool may_answer) override;
@@ -163,8 +169,6 @@ class Link final : public FrameSink,
   /// link after three silent intervals. False: the link has ended.
   bool keep_alive(Clock::time_point now);
   void say_goodbye() { connections_.say_goodbye(); }
-  /// Runs `job` on the pool. False: the pool has been stopped, and drops the job.
-  bool run(UniqueFunction<void()> job, bool with_executor);
 
   /// Handles one frame, on the thread that reads `stream`.
   Result<Taken> on_frame(FrameStream& stream, const wire::Header& header, ByteView body,
