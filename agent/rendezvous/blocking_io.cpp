@@ -8,6 +8,7 @@
 #include <cstring>
 #include <string>
 
+#include "agent/address.h"
 #include "agent/transport/tls_port.h"
 
 namespace tensorferry {
@@ -32,6 +33,18 @@ Status wait_for_socket(int fd, short events, Deadline deadline, const Clock& clo
     if (ready < 0 && errno != EINTR) return {Code::internal, std::string("poll: ") + std::strerror(errno)};
     if (clock.now() >= deadline) return {Code::deadline_exceeded, "the peer did not answer in time"};
   }
+}
+
+Result<FileDescriptor> connect_tcp(const std::string& address, std::uint16_t port, Deadline deadline,
+                                   const Clock& clock) {
+  auto socket = start_connect_tcp(address, port);
+  if (!socket) return socket;
+  if (auto status = wait_for_socket(socket->get(), POLLOUT, deadline, clock); !status) return status;
+  int error = 0;
+  socklen_t size = sizeof error;
+  ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  if (error != 0) return Status(Code::connection_lost, std::strerror(error));
+  return socket;
 }
 
 Status read_exactly(int fd, std::span<std::byte> into, Deadline deadline, const Clock& clock) {

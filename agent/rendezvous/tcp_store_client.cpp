@@ -1,14 +1,9 @@
 // The client of the built-in store: blocking calls, one request at a time on each connection. A thread takes an idle
 // connection or opens one, so that a waiting get() delays no other call. Up to two idle connections stay open.
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -223,14 +218,8 @@ Result<FileDescriptor> Client::connect_to(const std::string& address, Deadline d
                                                    "no cluster key. {}. For one host alone, use 127.0.0.1",
                                                    how_to_set_a_key()));
   }
-  auto socket = start_connect_tcp(address, port_);
-  if (!socket) return socket;
-  if (auto status = wait_for_socket(socket->get(), POLLOUT, deadline, clock_); !status) return status;
-  int error = 0;
-  socklen_t size = sizeof error;
-  ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &size);
-  if (error != 0) return Status(Code::connection_lost, std::strerror(error));
-  bound_silence(socket->get(), silence_limit);
+  auto socket = connect_tcp(address, port_, deadline, clock_);
+  if (socket.ok()) bound_silence(socket->get(), silence_limit);
   return socket;
 }
 

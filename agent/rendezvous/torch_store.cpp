@@ -5,9 +5,6 @@
 
 #include "agent/rendezvous/torch_store.h"
 
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -58,7 +55,6 @@ class TorchStore final : public Store {
   Status exchange(ByteView request, std::span<std::byte> answer, bool once = false);
   Status exchange_once(ByteView request, std::span<std::byte> answer);
   Status connect(Deadline deadline);
-  Result<FileDescriptor> dial(const std::string& address, Deadline deadline) const;
   Result<std::int64_t> add_raw(std::string_view key, std::int64_t amount);
   void put_key(Writer& out, std::string_view key) const {
     out.put(std::uint64_t{1 + key.size()});
@@ -120,7 +116,7 @@ Status TorchStore::open() {
 Status TorchStore::connect(Deadline deadline) {
   Status failure(Code::connection_lost, formatted("the host \"{}\" has no address", host_));
   for (const auto& address : resolve_host(host_)) {
-    auto socket = dial(address, deadline);
+    auto socket = connect_tcp(address, port_, deadline, clock_);
     if (!socket) {
       failure = socket.status();
       continue;
@@ -143,17 +139,6 @@ Status TorchStore::connect(Deadline deadline) {
     return {};
   }
   return failure;
-}
-
-Result<FileDescriptor> TorchStore::dial(const std::string& address, Deadline deadline) const {
-  auto socket = start_connect_tcp(address, port_);
-  if (!socket) return socket;
-  if (auto status = wait_for_socket(socket->get(), POLLOUT, deadline, clock_); !status) return status;
-  int error = 0;
-  socklen_t size = sizeof error;
-  ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &size);
-  if (error != 0) return Status(Code::connection_lost, std::strerror(error));
-  return socket;
 }
 
 Status TorchStore::exchange(ByteView request, std::span<std::byte> answer, bool once) {
@@ -231,16 +216,7 @@ Result<Bytes> TorchStore::get(std::string_view key, milliseconds timeout) {
 }
 
 Result<std::int64_t> TorchStore::add(std::string_view key, std::int64_t amount) {
-  Bytes request;
-  Writer out(request);
-  out.put(Query::add);
-  put_key(out, key);
-  out.put(amount);
-  std::int64_t sum = 0;
-  const std::lock_guard lock(connection_.get().mutex);
-  auto status = exchange(request, std::as_writable_bytes(std::span(&sum, 1)), true);
-  if (!status.ok()) return status;
-  return sum;
+  return add_raw("/" + std::string(key), amount);
 }
 
 Status TorchStore::erase(std::string_view key) {
