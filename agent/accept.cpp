@@ -21,7 +21,6 @@
 #include "agent/auth.h"
 #include "agent/connect.h"
 #include "agent/handshake_io.h"
-#include "agent/link.h"
 #include "agent/rendezvous/roster.h"
 #include "agent/strangers.h"
 #include "agent/timer.h"

@@ -62,8 +62,8 @@ void Engine::look_after() try {
   out_of_memory::release_reserve();
 }
 
-void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std::string& name,
-                         const std::shared_ptr<Link>& link, Received arguments, Reply reply) {
+void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std::string& name, const PeerInfo& peer,
+                         Received arguments, Reply reply) {
   if (!reply.begin()) {
     const bool expired = reply.deadline() && *reply.deadline() <= clock.now();
     const std::string called(shown_name(function ? function->name : name));
@@ -74,7 +74,7 @@ void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std:
   if (!function) {
     auto found = functions.find_or_resolve(name);
     if (!found.ok()) {
-      if (found.status().code() == Code::permission_denied) log_refusal(link->peer().name, name, found.status());
+      if (found.status().code() == Code::permission_denied) log_refusal(peer.name, name, found.status());
       return reply.fail(found.status());
     }
     function = *std::move(found);
@@ -85,7 +85,7 @@ void Engine::run_handler(std::shared_ptr<const RawFunction> function, const std:
   }
   ThrownReplies thrown;
   try {
-    function->handler({link->peer(), function->name, std::move(arguments)}, std::move(reply));
+    function->handler({peer, function->name, std::move(arguments)}, std::move(reply));
     return;
   } catch (const ForcedUnwind&) {
     sleep_until_exit();

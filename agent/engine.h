@@ -28,7 +28,6 @@
 namespace tensorferry {
 
 class DialLink;
-class Link;
 
 /// Who this agent is to its peers.
 struct AgentIdentity {
@@ -50,8 +49,8 @@ struct Engine final : std::enable_shared_from_this<Engine> {
   void dial(std::shared_ptr<DialLink> link, wire::Hello::Purpose purpose);
   /// Runs the handler of a request on the calling thread, or fails the reply if the request is cancelled or expired.
   /// If `function` is null, looks `name` up and asks the resolver first.
-  void run_handler(std::shared_ptr<const RawFunction> function, const std::string& name,
-                   const std::shared_ptr<Link>& link, Received arguments, Reply reply);
+  void run_handler(std::shared_ptr<const RawFunction> function, const std::string& name, const PeerInfo& peer,
+                   Received arguments, Reply reply);
 
   /// Returns whether this engine is the copy in a forked child. The child has none of the engine's threads, its locks
   /// may be held for ever, and its connections belong to the parent. The child must leave such an engine untouched.

@@ -247,7 +247,7 @@ void Link::dispatch(std::shared_ptr<const RawFunction> function, std::string nam
   auto job = [self = shared_from_this(), function = std::move(function), name = std::move(name),
               arguments = std::move(arguments), incoming = std::move(incoming), reply = std::move(reply)]() mutable {
     self->incoming_calls_.start(*incoming);
-    self->engine_->run_handler(std::move(function), name, self, std::move(arguments), std::move(reply));
+    self->engine_->run_handler(std::move(function), name, self->peer(), std::move(arguments), std::move(reply));
   };
   engine_->pool->submit_handler(std::move(job), executor, this, deadline);
 }
