@@ -78,7 +78,6 @@ class Link final : public FrameSink,
   void start(const std::shared_ptr<Call::State>& call, Message message);
   /// Acquires credit for `bytes` bytes; see Credits. DeadlineExceeded after `options.timeout`.
   Status acquire_credit(std::size_t bytes, const RawCallOptions& options);
-  Credits& credits() noexcept { return credits_; }
 
   // --- as the callee -----------------------------------------------------------------------------------------------
   /// Sends the answer to a request. Waits (without blocking) for a probe that the message needs. An answer that cannot
@@ -88,6 +87,8 @@ class Link final : public FrameSink,
   void refuse(const ReplyRoute& route, const Status& status);
   /// The handler of a request begins at `now`.
   void begin(IncomingRequest& incoming, Clock::time_point now);
+  /// Adds the record of a request that is about to be answered. The caller may end its recording when the answer comes.
+  void record_answer(const IncomingRequest& incoming);
   /// A request is answered after its caller had given up.
   void answered_late(const IncomingRequest& incoming);
   /// Removes a request that has been answered or dropped.
@@ -184,14 +185,11 @@ class Link final : public FrameSink,
   /// Dials if needed, and waits until the link is connected and the peer has accepted or declined the ring.
   /// DeadlineExceeded after `until`; else the link's error.
   Status connect(Clock::time_point until);
-  Engine& engine() noexcept { return *engine_; }
-  [[nodiscard]] const Engine& engine() const noexcept { return *engine_; }
+  [[nodiscard]] Clock::time_point now() const { return engine_->clock.now(); }
   Connections& connections() noexcept override { return connections_; }
   [[nodiscard]] const Connections& connections() const noexcept { return connections_; }
   ChannelSet& channels() noexcept { return channels_; }
   OutgoingCalls& calls() noexcept override { return calls_; }
-  StreamReader& reader() noexcept { return reader_; }
-  LinkCounters& counters() noexcept { return counters_; }
 
   // --- CallLink ------------------------------------------------------------------------------------------------------
   [[nodiscard]] std::shared_ptr<FrameStream> outgoing() const override { return connections_.calls_if_up(); }

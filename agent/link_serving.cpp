@@ -23,7 +23,7 @@ class Reply::State final {
   std::shared_ptr<IncomingRequest> incoming;
 
   /// Returns whether this is a forked child's copy, which does nothing: the parent answers.
-  [[nodiscard]] bool inherited() const noexcept { return link->engine().inherited(); }
+  [[nodiscard]] bool inherited() const noexcept { return link->inherited(); }
 };
 
 Reply::Reply(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -42,23 +42,13 @@ Reply::~Reply() {
   fail(no_memory ? out_of_memory::status() : Status(Code::internal, "the handler ended without a reply"));
 }
 
-/// Adds the record of a request that is about to be answered. The caller may end its recording when the answer comes.
-static void record_answer(Link& link, const IncomingRequest& incoming) {
-  const auto& record = incoming.traced;
-  if (!record) return;
-  record->stages[CallRecord::received] = incoming.received.load();
-  record->stages[CallRecord::started] = incoming.began.load();
-  record->reach(CallRecord::replied, link.engine().clock.now());
-  link.engine().trace.add(record);
-}
-
 void Reply::send(Message message) {
   const bool late = cancelled();
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
-  const bool expired = state->incoming->deadline && *state->incoming->deadline <= state->link->engine().clock.now();
+  const bool expired = state->incoming->deadline && *state->incoming->deadline <= state->link->now();
   or_end_link(*state->link, [&] {
-    record_answer(*state->link, *state->incoming);
+    state->link->record_answer(*state->incoming);
     if (late) state->link->answered_late(*state->incoming);
     if (late)
       state->link->refuse(state->route,
@@ -74,7 +64,7 @@ void Reply::fail(Status status) {
   const auto state = std::move(state_);
   if (!state || state->inherited()) return;
   or_end_link(*state->link, [&] {
-    record_answer(*state->link, *state->incoming);
+    state->link->record_answer(*state->incoming);
     if (late) state->link->answered_late(*state->incoming);
     state->link->refuse(state->route, status);
   });
@@ -95,12 +85,12 @@ static bool given_up(const IncomingRequest& incoming, const ReplyRoute& route, C
 
 bool Reply::cancelled() const {
   if (!state_ || state_->inherited()) return true;  // a forked child must not use the parent's ring
-  return given_up(*state_->incoming, state_->route, state_->link->engine().clock.now());
+  return given_up(*state_->incoming, state_->route, state_->link->now());
 }
 
 bool Reply::begin() {
   if (!state_ || state_->inherited()) return false;
-  const auto now = state_->link->engine().clock.now();
+  const auto now = state_->link->now();
   if (given_up(*state_->incoming, state_->route, now)) return false;
   state_->link->begin(*state_->incoming, now);
   return true;
@@ -272,6 +262,15 @@ void Link::begin(IncomingRequest& incoming, Clock::time_point now) {
   if (auto& counters = engine_->counters; counters.timed.load(std::memory_order_relaxed))
     counters.queue_time.add(now - Clock::time_point(Clock::duration(incoming.received)));
   incoming.stage = wire::CallStatus::Stage::running;
+}
+
+void Link::record_answer(const IncomingRequest& incoming) {
+  const auto& record = incoming.traced;
+  if (!record) return;
+  record->stages[CallRecord::received] = incoming.received.load();
+  record->stages[CallRecord::started] = incoming.began.load();
+  record->reach(CallRecord::replied, engine_->clock.now());
+  engine_->trace.add(record);
 }
 
 void Link::answered_late(const IncomingRequest& incoming) {
