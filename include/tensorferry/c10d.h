@@ -34,7 +34,7 @@
 namespace tensorferry {
 
 /// Options of make_process_group(). They mean the same as in Python's tensorferry.c10d.Options. All ranks give the
-/// same, except for `host`.
+/// same, except for `host`. The variables of Gloo that Python reads (TORCH_GLOO_LAZY_INIT, ...) are not read here.
 struct ProcessGroupOptions {
   /// Names the group in errors, and tells groups that meet in one store apart.
   std::string name = "default";

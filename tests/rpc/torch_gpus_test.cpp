@@ -12,6 +12,7 @@
 #include "channels/registry.h"
 #include "tensorferry/gpus.h"
 #include "tests/rpc/cpp/typed_agents.h"
+#include "tests/rpc/torch_rpc_pair.h"
 
 namespace tensorferry::testing {
 namespace {
@@ -96,6 +97,21 @@ TEST_F(GpuAgents, LandWhereTheDeviceMapSays) {
   sim->serve("same", [](const at::Tensor& x) { return x; });
   EXPECT_EQ(trainer->call<std::string>("sim", "where", at::ones({8}, floats())).get(), "cpu");
   EXPECT_TRUE(trainer->call<at::Tensor>("sim", "same", at::ones({8}, floats())).get().is_cuda());
+}
+
+TEST_F(GpuAgents, OfTorchsRpcRunItsOperatorsOnGpus) {
+  AgentOptions options;
+  options.devices = gpus();
+  auto caller = options;
+  caller.device_maps["worker1"] = {{{DeviceType::cuda, 0}, {DeviceType::cuda, 0}}};
+  TorchRpcPair agents(std::move(caller), std::move(options));
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+  auto x = at::empty({mega}, floats());
+  at::cuda::sleep(a_while);
+  x.fill_(1);
+  const auto sum = agents.sum(x, x);
+  EXPECT_TRUE(sum.is_cuda());
+  EXPECT_TRUE((sum == 2).all().item<bool>());
 }
 
 TEST_F(GpuAgents, NameTheDeviceThatAnAgentDoesNotHave) {
