@@ -25,7 +25,13 @@ namespace {
 constexpr std::size_t megabyte = 1 << 20;
 constexpr std::uint32_t buffers = 8;
 
-void settle() { std::this_thread::sleep_for(std::chrono::milliseconds(100)); }
+/// Waits until a transfer of this process is held half-way.
+[[nodiscard]] bool await_stall() {
+  const auto until = std::chrono::steady_clock::now() + patience;
+  while (emulated_verbs::controls().stalled() == 0 && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return emulated_verbs::controls().stalled() != 0;
+}
 
 /// A channel that reads by a card.
 struct Kind {
@@ -91,8 +97,7 @@ TEST_P(IbvProcess, ASenderKilledInTheMiddleOfReadsCompletesEachPullOnce) {
     const std::lock_guard lock(mutex);
     return !pulled.empty();
   };
-  for (int i = 0; i < 10'000 && !some(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  settle();
+  EXPECT_TRUE(await_stall());
   child.kill();
   end.wire.messages().wait_ended();
   end.wire.finish();
@@ -110,7 +115,8 @@ TEST_P(IbvProcess, AReceiverKilledInTheMiddleOfReadsReleasesEachSourceOnce) {
   Child child(std::move(sockets.second), sockets.first, [](WireEnd::Sockets mine) {
     End end(GetParam(), std::move(mine));
     emulated_verbs::controls().stall(1);
-    if (!end.ready()) return 1;
+    if (!end.ready() || !await_stall()) return 1;
+    end.give_word();
     end.wire.messages().wait_ended();
     return 0;
   });
@@ -118,7 +124,7 @@ TEST_P(IbvProcess, AReceiverKilledInTheMiddleOfReadsReleasesEachSourceOnce) {
   ASSERT_TRUE(end.ready());
   std::vector<Outcome> released;
   for (std::uint32_t i = 0; i < buffers; ++i) released.push_back(end.wire.send(end.memory->filled(8 * megabyte, i)));
-  settle();
+  ASSERT_TRUE(end.awaits_word()) << "the receiver reads, and is held half-way";
   for (const auto& each : released) EXPECT_EQ(each.runs(), 0);
   child.kill();
   end.wire.messages().wait_ended();
@@ -137,12 +143,11 @@ TEST_P(IbvProcess, ASourceThatIsReleasedByTheEndOfTheLinkIsNotReadAnyMore) {
     const auto source = end.memory->filled(64 * megabyte, 1);
     if (!letter.offer(source)) return 2;
     letter.send();
-    if (!end.awaits_word()) return 4;
-    settle();  // the receiver reads, and is held half-way
+    if (!end.awaits_word()) return 4;  // the receiver reads, and is held half-way
     end.wire.close(Status(Code::agent_closed, "closed by the test"));
     if (letter.released.front().runs() != 1) return 3;
     end.memory->fill(source, 2);  // the owner may write it now
-    settle();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
     return 0;
   });
   End end(GetParam(), std::move(sockets.first));
@@ -152,8 +157,9 @@ TEST_P(IbvProcess, ASourceThatIsReleasedByTheEndOfTheLinkIsNotReadAnyMore) {
     emulated_verbs::controls().stall(1);
     pulled = arrivals.front();
     end.wire.pull(pulled);
-    end.give_word();
   }});
+  end.give_word();
+  EXPECT_TRUE(await_stall());
   end.give_word();
   EXPECT_EQ(child.wait(), 0);
   emulated_verbs::controls().stall(0);

@@ -208,11 +208,6 @@ class End {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
-  bool empty(std::chrono::milliseconds during = std::chrono::milliseconds(20)) {
-    std::this_thread::sleep_for(during);
-    ibv_wc entry{};
-    return ibv_poll_cq(queue_, 1, &entry) == 0;
-  }
 
  private:
   const Verbs& verbs_ = *rdma::verbs();

@@ -27,6 +27,8 @@ struct Controls {
   void (*limit_memory)(std::uint64_t bytes);
   /// While on, transfers of this process stop after their first 64 KiB, on both sides.
   void (*stall)(int on);
+  /// Returns how many transfers of this process stall() holds now.
+  std::size_t (*stalled)();
   /// Returns how many bytes are registered now.
   std::uint64_t (*registered_bytes)();
   /// Returns how many queue pairs exist now.
@@ -50,6 +52,7 @@ inline Controls controls() {
   load(found.fail_queue_pairs, "emulated_verbs_fail_queue_pairs");
   load(found.limit_memory, "emulated_verbs_limit_memory");
   load(found.stall, "emulated_verbs_stall");
+  load(found.stalled, "emulated_verbs_stalled");
   load(found.registered_bytes, "emulated_verbs_registered_bytes");
   load(found.queue_pairs, "emulated_verbs_queue_pairs");
   load(found.queue_pairs_made, "emulated_verbs_queue_pairs_made");

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "tests/agent/patience.h"
 #include "tests/channels/rdma_ends.h"
 #include "tests/emulated_verbs/control.h"
 
@@ -93,6 +94,11 @@ struct Ends {
   Registered mine, theirs;
 };
 
+/// Waits until a transfer is held in its middle.
+void await_stall() {
+  ASSERT_TRUE(testing::eventually([] { return controls().stalled() > 0; }));
+}
+
 ibv_async_event event_of(End& end) {
   ibv_async_event event{};
   EXPECT_EQ(end.verbs().get_async_event(end.context(), &event), 0);
@@ -104,7 +110,7 @@ TEST(EmulatedCards, APortThatGoesDownUsesUpTheRetriesOfWhatIsUnderWay) {
   Ends ends;
   controls().stall(1);
   ASSERT_EQ(ends.read(1 << 20), 0);
-  EXPECT_TRUE(ends.near.empty());
+  await_stall();
   ASSERT_EQ(controls().set_port("emu0", 1, 0), 0);
   const auto down = event_of(ends.near);
   EXPECT_EQ(down.event_type, IBV_EVENT_PORT_ERR);
@@ -127,7 +133,7 @@ TEST(EmulatedCards, ARevokedRegistrationEndsATransferInItsMiddle) {
   Ends ends;
   controls().stall(1);
   ASSERT_EQ(ends.read(1 << 20), 0);
-  EXPECT_TRUE(ends.near.empty());
+  await_stall();
   ASSERT_EQ(controls().revoke(ends.theirs.rkey()), 0);
   controls().stall(0);
   EXPECT_EQ(ends.near.wait().status, IBV_WC_REM_ACCESS_ERR);
@@ -139,7 +145,7 @@ TEST(EmulatedCards, AFailedQueuePairFlushesWhatIsUnderWay) {
   Ends ends;
   controls().stall(1);
   ASSERT_EQ(ends.read(1 << 20), 0);
-  EXPECT_TRUE(ends.near.empty());
+  await_stall();
   ASSERT_EQ(controls().fail_queue_pair(ends.near.pair()->qp_num), 0);
   controls().stall(0);
   EXPECT_EQ(ends.near.wait().status, IBV_WC_WR_FLUSH_ERR);
@@ -173,9 +179,13 @@ TEST(EmulatedCards, PlacesOfTheSendQueueAreFreedByPollsOnly) {
   const auto write = [&](unsigned flags) {
     return near.post(IBV_WR_RDMA_WRITE, 1, mine.piece(0, 100), theirs.address(), theirs.rkey(), flags);
   };
+  ASSERT_EQ(ibv_req_notify_cq(near.queue(), 0), 0);
   ASSERT_EQ(write(0), 0);
   ASSERT_EQ(write(IBV_SEND_SIGNALED), 0);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ibv_cq* queue = nullptr;
+  void* ignored = nullptr;
+  ASSERT_EQ(near.verbs().get_cq_event(near.channel(), &queue, &ignored), 0);  // both writes have completed
+  near.verbs().ack_cq_events(queue, 1);
   EXPECT_EQ(write(0), ENOMEM);
   near.wait();
   EXPECT_EQ(write(0), 0);
@@ -233,15 +243,17 @@ TEST(EmulatedCards, AQueuePairIsDestroyedWhenItsEventsAreAcknowledged) {
   ASSERT_EQ(controls().fail_queue_pair(pair->qp_num), 0);
   ibv_async_event event{};
   ASSERT_EQ(end.verbs().get_async_event(end.context(), &event), 0);
-  std::atomic<bool> destroyed{false};
+  const auto pairs = controls().queue_pairs();
+  std::atomic<bool> acknowledged{false}, waited{false};
   std::thread destroying([&] {
     end.verbs().destroy_qp(pair);
-    destroyed = true;
+    waited = acknowledged.load();
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_FALSE(destroyed);
+  EXPECT_TRUE(testing::eventually([&] { return controls().queue_pairs() < pairs; })) << "it is being destroyed";
+  acknowledged = true;
   end.verbs().ack_async_event(&event);
   destroying.join();
+  EXPECT_TRUE(waited);
 }
 
 TEST(EmulatedCards, MemoryThatIsUnmappedAfterwardsEndsTheTransferOnly) {

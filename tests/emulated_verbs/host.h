@@ -88,6 +88,8 @@ class Host {
 
   void stall(bool on) { stalled_ = on; }
   [[nodiscard]] bool stalled() const { return stalled_; }
+  /// How many transfers stall() holds now.
+  std::atomic<std::size_t> held_up{0};
 
  private:
   Host();

@@ -224,13 +224,16 @@ bool QueuePair::scatter(const std::vector<ibv_sge>& pieces, std::uint64_t offset
 }
 
 void QueuePair::wait_while_stalled(std::uint64_t epoch) {
-  while (Host::get().stalled()) {
-    {
-      const Lock lock(lock_);
-      if (closed_ || epoch != epoch_ || state == IBV_QPS_ERR) return;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  auto& host = Host::get();
+  const auto goes_on = [&] {
+    if (!host.stalled()) return true;
+    const Lock lock(lock_);
+    return closed_ || epoch != epoch_ || state == IBV_QPS_ERR;
+  };
+  if (goes_on()) return;
+  ++host.held_up;
+  while (!goes_on()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  --host.held_up;
 }
 
 }  // namespace tensorferry::emulated_verbs

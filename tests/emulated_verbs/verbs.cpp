@@ -318,6 +318,7 @@ int emulated_verbs_fail_queue_pair(std::uint32_t number) {
 std::size_t emulated_verbs_fail_queue_pairs(std::size_t most) { return Host::get().fail_queue_pairs(most); }
 void emulated_verbs_limit_memory(std::uint64_t bytes) { Host::get().memory.limit(bytes); }
 void emulated_verbs_stall(int on) { Host::get().stall(on != 0); }
+std::size_t emulated_verbs_stalled() { return Host::get().held_up; }
 std::uint64_t emulated_verbs_registered_bytes() { return Host::get().memory.bytes(); }
 std::size_t emulated_verbs_queue_pairs() { return Host::get().queue_pairs(); }
 std::size_t emulated_verbs_queue_pairs_made() { return Host::get().queue_pairs_made(); }
