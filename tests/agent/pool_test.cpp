@@ -383,6 +383,7 @@ TEST_F(Pools, HandlersThatHaveWaitedCountAgain) {
   start({.least = 2, .most = 2});
   Gate after_wait, end;
   std::atomic<int> running{0}, others{0};
+  std::atomic<bool> ending{false};
   for (int i = 0; i < 2; ++i) {
     pool->submit_handler([&] {
       {
@@ -395,9 +396,11 @@ TEST_F(Pools, HandlersThatHaveWaitedCountAgain) {
   }
   after_wait.open();
   ASSERT_TRUE(eventually([&] { return running == 2; }));
-  pool->submit_handler([&] { ++others; });
-  std::this_thread::sleep_for(milliseconds(20));
-  EXPECT_EQ(others, 0) << "both places are taken again";
+  pool->submit_handler([&] {
+    EXPECT_TRUE(ending) << "both places are taken again";
+    ++others;
+  });
+  ending = true;
   end.open();
   EXPECT_TRUE(eventually([&] { return others == 1; }));
   finish();
