@@ -167,16 +167,17 @@ void RemoteObjects::end_call(const std::shared_ptr<Reference>& reference, Pendin
   });
 }
 
-py::object RemoteObjects::await(const RRefId& object, std::optional<Clock::time_point> until) {
+py::object RemoteObjects::await(const RRefId& object, std::optional<Clock::time_point> until, const ForkId& by) {
   struct FetchedObject {
     Gate gate;
     std::optional<Result<Outcome>> outcome;
   };
   const auto slot = std::make_shared<FetchedObject>();
-  agent_.references().fetch(object, until, [slot](Result<Outcome> outcome) {
+  const auto take = [slot](Result<Outcome> outcome) {
     slot->outcome = std::move(outcome);
     slot->gate.open();
-  });
+  };
+  agent_.references().fetch(object, until, take, by);
   slot->gate.wait(std::nullopt, "an object that is created here");  // the fetch enforces the deadline
   const auto outcome = value_or_raise(*std::move(slot->outcome));
   auto value = object_of(outcome);

@@ -62,7 +62,7 @@ class RemoteObjects {
 
   /// Returns the value of an object of this agent. Waits until `until` for it to be made (Ctrl-C ends the wait). Raises
   /// the exception of its creation.
-  py::object await(const RRefId& object, std::optional<Clock::time_point> until);
+  py::object await(const RRefId& object, std::optional<Clock::time_point> until, const ForkId& by = {});
 
  private:
   void end_call(const std::shared_ptr<Reference>& reference, PendingCall pending);

@@ -194,7 +194,7 @@ MethodTarget target_of(py::handle bytes, PythonReply& answer) {
 
 /// Returns the object that `target` names; waits for it until the call's deadline.
 py::object object_of_target(const MethodTarget& target, PythonReply& answer) {
-  return answer.agent().objects().await(target.object, answer.reply().deadline());
+  return answer.agent().objects().await(target.object, answer.reply().deadline(), target.fork);
 }
 
 void run_method(const Received& received, PythonReply& answer) {
@@ -232,12 +232,13 @@ void answer_fetch(const Received& received, PythonReply answer) {
   auto& agent = answer.agent();
   const auto deadline = answer.reply().deadline();
   const auto pending = share_with_any_thread(std::move(answer));
-  agent.references().fetch(fetch->object, deadline, [pending](const Result<Outcome>& outcome) {
+  const auto end = [pending](const Result<Outcome>& outcome) {
     if (closing()) return;
     GilHeld gil;
     const ServingScope serving(&pending->agent(), pending->call());
     answer_or_fail(*pending, [&] { pending->outcome(outcome); });
-  });
+  };
+  agent.references().fetch(fetch->object, deadline, end, fetch->fork);
 }
 
 /// Makes a handler that runs `body` with current() set, and answers with the error that it throws. The executor gives

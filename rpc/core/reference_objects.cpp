@@ -188,7 +188,7 @@ Status References::may_use(const AgentId& user, const RRefId& object, const Fork
 }
 
 void References::fetch(const RRefId& id, std::optional<Clock::time_point> deadline,
-                       UniqueFunction<void(Result<Outcome>)> completion) {
+                       UniqueFunction<void(Result<Outcome>)> completion, const ForkId& by) {
   Transaction transaction(*this);
   const auto complete = [&](Result<Outcome> outcome) {
     transaction.later([completion = std::move(completion), outcome = std::move(outcome)] { completion(outcome); });
@@ -199,9 +199,10 @@ void References::fetch(const RRefId& id, std::optional<Clock::time_point> deadli
   auto& object = at->second;
   if (object.state == OwnedObject::State::ready) return complete(object.outcome);
   if (object.state == OwnedObject::State::failed) return complete(object.failure);
+  if (by != ForkId{} && by == object.given_up) return complete(object.failure);
 
   const auto number = ++last_waiter_;
-  object.waiters.push_back({number, std::move(completion)});
+  object.waiters.push_back({number, std::move(completion), by});
   if (!deadline) return;
   const auto left = std::chrono::ceil<Milliseconds>(*deadline - network_->clock().now());
   transaction.later([network = network_, weak = weak_from_this(), left = std::max(left, Milliseconds(0)), id, number] {
@@ -224,6 +225,17 @@ void References::expire(const RRefId& id, std::uint64_t number) {
     waiters.erase(waiter);
     return free_if_unused(transaction, at);
   }
+}
+
+/// Ends the fetches by the creator's hold `by`, which has given the creation up. Other holders still get the object.
+void References::give_up(Transaction& transaction, OwnedObject& object, const ForkId& by, const Status& why) {
+  object.given_up = by;
+  object.failure = why;
+  std::erase_if(object.waiters, [&](OwnedObject::Waiter& waiter) {
+    if (waiter.by != by) return false;
+    transaction.later([completion = std::move(waiter.completion), why] { completion(why); });
+    return true;
+  });
 }
 
 }  // namespace tensorferry

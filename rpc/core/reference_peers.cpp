@@ -208,10 +208,12 @@ void References::apply_abandon(Transaction& transaction, const AgentId& from, co
   const auto object = objects_.find(op.object);
   if (object == objects_.end()) return;
   const auto fork = object->second.forks.find(op.fork);
-  if (fork != object->second.forks.end() && fork->second == from.incarnation) drop_fork(object->second, op.fork);
-  if (object->second.state != OwnedObject::State::awaited) return free_if_unused(transaction, object);
-  finish(transaction, object,
-         Status(Code::cancelled, formatted("{} cancelled the creation of this object: {}", from.name, op.text)));
+  const bool held = fork != object->second.forks.end() && fork->second == from.incarnation;
+  if (held) drop_fork(object->second, op.fork);
+  const Status why(Code::cancelled, formatted("{} cancelled the creation of this object: {}", from.name, op.text));
+  if (object->second.state == OwnedObject::State::awaited) return finish(transaction, object, why);
+  if (held && object->second.state == OwnedObject::State::running) give_up(transaction, object->second, op.fork, why);
+  free_if_unused(transaction, object);
 }
 
 // ---- the end of a peer

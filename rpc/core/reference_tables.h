@@ -59,13 +59,15 @@ struct OwnedObject {
   };
   State state = State::awaited;
   Outcome outcome;                                  // if ready
-  Status failure;                                   // if failed
+  Status failure;                                   // if failed, or given up
+  ForkId given_up;                                  // if running: the creator's hold, which it has given up; else 0, 0
   std::uint64_t named_by = 0;                       // if awaited: the incarnation of the peer that named it; 0: none
   std::size_t locals = 0;                           // the owner's own handles, and its own creation under way
   std::unordered_map<ForkId, std::uint64_t> forks;  // fork to its holder's incarnation
   struct Waiter {
     std::uint64_t number;
     UniqueFunction<void(Result<Outcome>)> completion;
+    ForkId by;  // the hold that it uses; 0, 0: none
   };
   std::vector<Waiter> waiters;
 };

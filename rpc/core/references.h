@@ -185,9 +185,10 @@ class References final : public std::enable_shared_from_this<References> {
   [[nodiscard]] Status may_use(const AgentId& user, const RRefId& object, const ForkId& fork) const;
   /// Completes with the outcome of an object of this agent, when there is one. Also waits for an object whose create
   /// request has not come yet. NotFound: the object was freed, or never made. DeadlineExceeded: there was no outcome by
-  /// `deadline`. Completes at once if the outcome is known, else on the thread that provides it.
+  /// `deadline`. Cancelled: `by`, the hold that the fetch uses, is the creator's, and the creator has given the
+  /// creation up. Completes at once if the outcome is known, else on the thread that provides it.
   void fetch(const RRefId& object, std::optional<Clock::time_point> deadline,
-             UniqueFunction<void(Result<Outcome>)> completion);
+             UniqueFunction<void(Result<Outcome>)> completion, const ForkId& by = {});
 
   // ---- at the creator
   /// Makes a hold on an object that a request to `owner` will create. The caller sends its ids() with that request, and
@@ -266,6 +267,7 @@ class References final : public std::enable_shared_from_this<References> {
   void finish(Transaction& transaction, Objects::iterator object, Result<Outcome> outcome);
   void free_if_unused(Transaction& transaction, Objects::iterator object);
   void expire(const RRefId& object, std::uint64_t waiter);
+  void give_up(Transaction& transaction, references::OwnedObject& object, const ForkId& by, const Status& why);
 
   // Holds, and forks on their way to a receiver (reference_holds.cpp).
   void lose(Transaction& transaction, references::Hold& hold, Status why);

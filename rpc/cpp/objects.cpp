@@ -54,10 +54,11 @@ void answer_method(Reading& reading, const RequestHead& head, TypedReply& answer
   // If the object is still being created, fetch() completes later, on the thread that runs the creation.
   Result<Outcome> outcome = Status(Code::internal, "");
   Event there;
-  answer.core().tables().fetch(target->object, answer.call().reply().deadline(), [&](Result<Outcome> found) {
+  const auto take = [&](Result<Outcome> found) {
     outcome = std::move(found);
     there.set();
-  });
+  };
+  answer.core().tables().fetch(target->object, answer.call().reply().deadline(), take, target->fork);
   there.wait(std::nullopt);
   if (!outcome.ok()) return answer.fail(outcome.status());
   run_method(static_cast<const RemoteValue*>(outcome->value.get()), *target, reading, head, std::move(answer));
@@ -68,7 +69,7 @@ void answer_fetch(const std::shared_ptr<AgentCore>& core, const Request& request
   const auto fetch = call.begin_fetch(request.arguments);
   if (!fetch.ok()) return call.fail(fetch.status());
   const auto deadline = call.reply().deadline();
-  core->tables().fetch(fetch->object, deadline, [core, call = std::move(call)](const Result<Outcome>& outcome) mutable {
+  auto answer = [core, call = std::move(call)](const Result<Outcome>& outcome) mutable {
     if (!outcome.ok()) return call.fail(outcome.status());
     const auto* thing = static_cast<const RemoteValue*>(outcome->value.get());
     if (const auto* kept = dynamic_cast<const KeptReply*>(thing)) {
@@ -79,7 +80,8 @@ void answer_fetch(const std::shared_ptr<AgentCore>& core, const Request& request
     call.fail({Code::invalid_argument, "\"" + (object != nullptr ? object->type_name : "") + "\" on \"" + name +
                                            "\" is an object of C++, which cannot be copied: call its methods (" +
                                            (object != nullptr ? names_of(*object) : "") + ") by rpc_sync()"});
-  });
+  };
+  core->tables().fetch(fetch->object, deadline, std::move(answer), fetch->fork);
 }
 
 }  // namespace

@@ -271,7 +271,7 @@ class Model {
         return;
       }
       const bool allowed = !entry->reference || entry->at_risk || entry->thing->doomed || !entry->thing->owner->alive ||
-                           !entry->at->alive;
+                           !entry->at->alive || !entry->reference->status().ok();
       EXPECT_TRUE(allowed) << outcome.status().text();
     };
     world_.carry(
@@ -284,7 +284,7 @@ class Model {
             EXPECT_FALSE(at.references->may_use(stranger->id, object, fork).ok());
           }
           ++fetching_;
-          at.references->fetch(object, std::nullopt, done);
+          at.references->fetch(object, std::nullopt, done, fork);
         },
         [](const Status&) {});
   }

@@ -52,9 +52,11 @@ class ReferencesTest : public ::testing::Test {
     return handle;
   }
   std::shared_ptr<Result<Outcome>> fetch(Life& owner, const RRefId& object,
-                                         std::optional<Clock::time_point> deadline = std::nullopt) {
+                                         std::optional<Clock::time_point> deadline = std::nullopt,
+                                         const ForkId& by = {}) {
     auto out = std::make_shared<Result<Outcome>>(Status(Code::internal, "pending"));
-    owner.references->fetch(object, deadline, [out](Result<Outcome> result) { *out = std::move(result); });
+    owner.references->fetch(
+        object, deadline, [out](Result<Outcome> result) { *out = std::move(result); }, by);
     return out;
   }
   static bool pending(const std::shared_ptr<Result<Outcome>>& result) {
@@ -124,6 +126,27 @@ TEST_F(ReferencesTest, AnObjectThatIsNotMadeGivesItsUsersTheErrorAndIsFreed) {
   handle.reset();
   settle();
   EXPECT_EQ(owner_->references->counts(), References::Counts());
+}
+
+TEST_F(ReferencesTest, ACreatorThatGivesUpEndsItsOwnFetchesAlone) {
+  const auto handle = user_->references->begin_creation(owner_->id, "hint");
+  const auto ids = handle->ids();
+  ASSERT_TRUE(owner_->references->create(user_->id, ids).ok());
+  const auto passed = send(*user_, *third_, handle);
+  settle();
+  const auto mine = fetch(*owner_, ids.object, std::nullopt, ids.fork);
+  const auto theirs = fetch(*owner_, ids.object, std::nullopt, passed->ids().fork);
+  const auto local = fetch(*owner_, ids.object);
+  EXPECT_TRUE(pending(mine));
+  user_->references->end_creation(*handle, {Code::deadline_exceeded, "no answer in 0.1 s"});
+  settle();
+  EXPECT_EQ(mine->status().code(), Code::cancelled);
+  EXPECT_NE(mine->status().what().find("no answer in 0.1 s"), std::string_view::npos);
+  EXPECT_EQ(fetch(*owner_, ids.object, std::nullopt, ids.fork)->status().code(), Code::cancelled)
+      << "one that was under way when the creator gave up";
+  EXPECT_TRUE(pending(theirs) && pending(local)) << "the function still runs";
+  owner_->references->fulfil(ids.object, outcome());
+  EXPECT_TRUE(theirs->ok() && local->ok());
 }
 
 TEST_F(ReferencesTest, AFetchEndsAtItsDeadline) {
