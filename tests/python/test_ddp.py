@@ -6,7 +6,6 @@ import importlib
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import tensorferry
 import test_c10d
 import torch
-from conftest import Agents
+from conftest import Agents, eventually
 from tensorferry import collectives, ddp, errors
 from test_collectives import at_all_ranks, form
 
@@ -228,16 +227,18 @@ def test_two_buckets_of_a_broadcast_are_in_flight(three: list[tensorferry.Agent]
     groups = form(three[:2])
     before = groups[0]._group.progress[0]
 
-    def body(rank: int, _: tensorferry.Agent) -> int:
-        if rank == 1:  # comes late
-            while groups[0]._group.progress[0] < before + 2:
-                time.sleep(0.01)
-            time.sleep(0.2)
-        started = groups[0]._group.progress[0] - before
-        ddp.broadcast_coalesced(groups[rank], [torch.ones(100_000) for _ in range(5)], bucket_bytes=1)
+    def body(rank: int, _: tensorferry.Agent) -> list[int]:
+        if rank == 0:
+            ddp.broadcast_coalesced(groups[0], [torch.ones(100_000) for _ in range(5)], bucket_bytes=1)
+            return []
+        started = []
+        for most in (2, 3, 4, 5, 5):  # takes part in one bucket at a time, when rank 0 has begun all that it may
+            assert eventually(lambda: groups[0]._group.progress[0] - before >= most)  # noqa: B023
+            started.append(groups[0]._group.progress[0] - before)
+            ddp.broadcast_coalesced(groups[1], [torch.ones(100_000)], bucket_bytes=1)
         return started
 
-    assert at_all_ranks(three[:2], body)[1] == 2
+    assert at_all_ranks(three[:2], body)[1] == [2, 3, 4, 5, 5]
     assert groups[0]._group.progress[0] - before == 5
 
 

@@ -537,18 +537,23 @@ def test_sends_fail_and_are_late_as_the_faults_say() -> None:
 def test_a_reference_that_is_dropped_before_it_exists_leaves_nothing_at_its_owner() -> None:
     run_workers(
         """
-        import time
-        def slow():
-            time.sleep(1)
+        import threading, time
+        go, ran = threading.Event(), threading.Event()
+        def held():
+            go.wait(60)
+            ran.set()
             return 1
+        def let_go():
+            go.set()
+            return ran.wait(60)
         def counted():
             found = rpc._rref_context_get_debug_info()
             return int(found["num_owner_rrefs"]), int(found["num_forks"])
         def work(rank):
             init(rank)
             if rank == 0:
-                assert rpc.remote("w1", slow, timeout=5).to_here() == 1  # one that is dropped afterwards
-                late = rpc.remote("w1", slow, timeout=0.1)
+                assert rpc.remote("w1", max, args=(0, 1)).to_here() == 1  # one that is dropped afterwards
+                late = rpc.remote("w1", held, timeout=0.1)
                 try:
                     late._get_future().wait()
                 except RuntimeError as error:
@@ -556,7 +561,7 @@ def test_a_reference_that_is_dropped_before_it_exists_leaves_nothing_at_its_owne
                 else:
                     raise AssertionError
                 del late
-                time.sleep(1.5)  # the function returns, and only then does the owner count the reference
+                assert rpc.rpc_sync("w1", let_go)  # held() returns, and only then the owner counts the reference
                 until = time.monotonic() + 10
                 while rpc.rpc_sync("w1", counted) != (0, 0):
                     assert time.monotonic() < until
