@@ -38,8 +38,9 @@ TEST_F(IbvPorts, TheOthersGoOnWhenOneGoesDownAndItsLaneIsMadeAnewWhenItIsUp) {
       return lanes_of(a()) == all - 1 && lanes_of(b()) == all - 1;
     }));
     EXPECT_THAT(a().channel().describe(), Not(HasSubstr("emu1")));
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // attempts that fail end no lane
-    EXPECT_EQ(lanes(), all - 1);
+    const auto asked = cards.asked_while_down();
+    ASSERT_TRUE(eventually([&] { return cards.asked_while_down() >= asked + 3; })) << "no end tries again";
+    EXPECT_EQ(lanes(), all - 1) << "attempts that fail end no lane";
     for (std::uint32_t i = 0; i < 5; ++i) expect_carries_by_cards(i);
     EXPECT_TRUE(usable());
     ASSERT_EQ(cards.set_port("emu1", 1, 1), 0);
@@ -52,7 +53,7 @@ TEST_F(IbvPorts, TheOthersGoOnWhenOneGoesDownAndItsLaneIsMadeAnewWhenItIsUp) {
 TEST_F(IbvPorts, WhatIsUnderWayOnAPortThatGoesDownArrives) {
   cards.stall(1);
   const auto released = a().send(memory->filled(8 * megabyte, 6));
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  ASSERT_TRUE(eventually([&] { return cards.stalled() > 0; }));
   ASSERT_EQ(cards.set_port("emu1", 1, 0), 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   cards.stall(0);

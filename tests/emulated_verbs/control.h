@@ -29,6 +29,8 @@ struct Controls {
   void (*stall)(int on);
   /// Returns how many transfers of this process stall() holds now.
   std::size_t (*stalled)();
+  /// Returns how often this process has asked for the state of a port that was down.
+  std::size_t (*asked_while_down)();
   /// Returns how many bytes are registered now.
   std::uint64_t (*registered_bytes)();
   /// Returns how many queue pairs exist now.
@@ -53,6 +55,7 @@ inline Controls controls() {
   load(found.limit_memory, "emulated_verbs_limit_memory");
   load(found.stall, "emulated_verbs_stall");
   load(found.stalled, "emulated_verbs_stalled");
+  load(found.asked_while_down, "emulated_verbs_asked_while_down");
   load(found.registered_bytes, "emulated_verbs_registered_bytes");
   load(found.queue_pairs, "emulated_verbs_queue_pairs");
   load(found.queue_pairs_made, "emulated_verbs_queue_pairs_made");

@@ -90,6 +90,8 @@ class Host {
   [[nodiscard]] bool stalled() const { return stalled_; }
   /// How many transfers stall() holds now.
   std::atomic<std::size_t> held_up{0};
+  /// How often programs have asked for the state of a port that was down.
+  std::atomic<std::size_t> asked_while_down{0};
 
  private:
   Host();

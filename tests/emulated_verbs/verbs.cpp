@@ -111,6 +111,7 @@ int(ibv_query_port)(ibv_context* context, std::uint8_t number, _compat_ibv_port_
   // The caller's structure may end behind `flags`, as it did when the function was first exported.
   ibv_port_attr attributes{};
   const bool up = card.port[number - 1U].up;
+  if (!up) ++Host::get().asked_while_down;
   attributes.state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
   attributes.phys_state = up ? 5 : 3;
   attributes.max_mtu = attributes.active_mtu = limits::mtu;
@@ -319,6 +320,7 @@ std::size_t emulated_verbs_fail_queue_pairs(std::size_t most) { return Host::get
 void emulated_verbs_limit_memory(std::uint64_t bytes) { Host::get().memory.limit(bytes); }
 void emulated_verbs_stall(int on) { Host::get().stall(on != 0); }
 std::size_t emulated_verbs_stalled() { return Host::get().held_up; }
+std::size_t emulated_verbs_asked_while_down() { return Host::get().asked_while_down; }
 std::uint64_t emulated_verbs_registered_bytes() { return Host::get().memory.bytes(); }
 std::size_t emulated_verbs_queue_pairs() { return Host::get().queue_pairs(); }
 std::size_t emulated_verbs_queue_pairs_made() { return Host::get().queue_pairs_made(); }
