@@ -12,6 +12,7 @@
 
 #include "base/mutex.h"
 #include "base/status.h"
+#include "base/text.h"
 #include "channels/buffer.h"
 #include "channels/completion.h"
 
@@ -32,7 +33,13 @@ class BulkReads final {
   /// The reads at once that drop their bytes. They cost no memory of a buffer, so a peer could name any number.
   static constexpr std::size_t most_dropping = std::size_t{1} << 17;
   /// Returns the error of one more.
-  static Status too_many() { return {Code::protocol_error, "too many bulk bytes are to be dropped"}; }
+  static Status too_many() {
+    return {
+        Code::protocol_error,
+        formatted("{} parts of buffers are to be dropped and have not come: let fewer large messages be under way at "
+                  "once",
+                  most_dropping + 1)};
+  }
   enum class Added : std::uint8_t { waits, unneeded, too_many };
 
   /// Adds a destination. waits: take() finds it. unneeded: `landed` has run: with Ok if the bytes have another

@@ -11,6 +11,7 @@
 #include "agent/outgoing_controls.h"
 #include "agent/probes.h"
 #include "base/mutex.h"
+#include "base/text.h"
 #include "channels/channel.h"
 #include "channels/completion.h"
 #include "channels/shared_state.h"

@@ -157,13 +157,8 @@ class BasicChannel final : public Channel {
 
   void control(ByteView message, Descriptors) override {
     const auto dropped = decode<Dropped>(message);
-    if (!dropped || !end().ok()) return;
-    if (dropping_->fetch_add(1) >= most_dropped_at_once) {
-      dropping_->fetch_sub(1);
-      return;
-    }
-    wire_.receive_bulk(dropped->sequence, nowhere(dropped->bytes),
-                       [dropping = dropping_](Status) { dropping->fetch_sub(1); });
+    // A peer may withdraw what it never sent. The wire bounds what it keeps of that, and ends the link beyond.
+    if (dropped && end().ok()) wire_.receive_bulk(dropped->sequence, nowhere(dropped->bytes), [](Status) {});
   }
 
   void close(Status status) noexcept override {
@@ -174,9 +169,6 @@ class BasicChannel final : public Channel {
   }
 
  private:
-  /// Bounds the memory that a peer can take here by withdrawing buffers that it never sent.
-  static constexpr int most_dropped_at_once = 1 << 16;
-
   Ticket offer_in_pieces(const Buffer& buffer, Completion released) {
     constexpr std::uint64_t unit = std::uint64_t{1} << 20;
     const auto least = (buffer.bytes - 1) / BasicDriver::most_pieces + 1;
@@ -211,7 +203,6 @@ class BasicChannel final : public Channel {
 
   Wire& wire_;
   std::atomic<std::uint64_t> next_sequence_{1};
-  std::shared_ptr<std::atomic<int>> dropping_ = std::make_shared<std::atomic<int>>(0);
   std::atomic<bool> closed_{false};
   Mutex mutex_;
   Status end_;

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <thread>
 
+#include "agent/bulk_reads.h"
 #include "base/log.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/mail_channel.h"
@@ -417,6 +418,19 @@ TEST_F(BadInput, InControlFramesEndsTheLink) {
   expect_lost("an unknown channel", control_frame(1, 4, 9U << 24), "a channel that does not reach");
   expect_lost("devices that no agent has", control_frame(1, 1, 1U << 20 | 200U << 12 | 1U << 8 | 7U), "does not reach");
   expect_lost("an unknown operation", control_frame(1, 77, 0), "unknown operation");
+}
+
+TEST_F(BadInput, OfMoreWithdrawalsThanAnAgentKeepsEndsTheLink) {
+  Bytes withdrawals;
+  for (std::uint64_t id = 1; id <= BulkReads::most_dropping + 1; ++id) {
+    Bytes dropped;
+    Writer writer(dropped);
+    writer.varint(id);
+    writer.varint(1);  // byte, which never comes
+    const auto frame = control_frame(id, 4, 0, text_of(dropped));
+    withdrawals.insert(withdrawals.end(), frame.begin(), frame.end());
+  }
+  expect_lost("withdrawals", withdrawals, "let fewer large messages be under way");
 }
 
 TEST_F(BadInput, OnABulkConnectionEndsTheLink) {
