@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <thread>
 
@@ -161,18 +162,25 @@ TEST(CommHooks, GetTheBucketAndAStateOfTheirOwn) {
 TEST(CommHooks, TwoBucketsAreInFlight) {
   struct Flights {
     std::mutex mutex;
-    std::size_t now = 0, most = 0;
+    std::condition_variable changed;
+    std::size_t now = 0, most = 0, begun = 0;
     std::vector<std::thread> threads;
   };
+  constexpr std::size_t buckets = 6;
   Flights flights;
   CommHook<Flights*> hook("slow", &flights, [](Flights* state, GradBucket& bucket) {
     const std::lock_guard lock(state->mutex);
     state->most = std::max(state->most, ++state->now);
+    const auto number = ++state->begun;
+    state->changed.notify_all();
     auto future = new_future();
-    state->threads.emplace_back([state, future, buffer = bucket.getBuffer()] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    state->threads.emplace_back([state, future, number, buffer = bucket.getBuffer()] {
       {
-        const std::lock_guard guard(state->mutex);
+        std::unique_lock guard(state->mutex);
+        const auto next_has_begun = [&] { return state->begun > number || number == buckets; };
+        EXPECT_TRUE(state->changed.wait_for(guard, std::chrono::seconds(60), next_has_begun));
+        const auto another = state->begun + 1;
+        state->changed.wait_for(guard, std::chrono::milliseconds(20), [&] { return state->begun == another; });
         --state->now;
       }
       future->markCompleted(buffer);
@@ -180,10 +188,10 @@ TEST(CommHooks, TwoBucketsAreInFlight) {
     return future;
   });
   Tensors parameters;
-  for (int i = 0; i < 6; ++i) parameters.push_back(at::zeros({4}).requires_grad_());
+  for (std::size_t i = 0; i < buckets; ++i) parameters.push_back(at::zeros({4}).requires_grad_());
   reduce_gradients(parameters, hook, 16);
   for (auto& thread : flights.threads) thread.join();
-  EXPECT_EQ(flights.threads.size(), 6u);
+  EXPECT_EQ(flights.threads.size(), buckets);
   EXPECT_EQ(flights.most, 2u);
 }
 

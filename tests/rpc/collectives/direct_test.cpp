@@ -351,7 +351,7 @@ TEST_F(DirectFlags, ExplainSaysHowTheRanksMeet) {
 TEST_F(DirectFlags, AnOperationOnTheDefaultStreamOfAnotherGpuFollowsTheLastOne) {
   if (cuda::devices() < 4) GTEST_SKIP() << "needs two GPUs for each rank";
   form(2);
-  std::atomic<int> looked{0};
+  std::atomic<int> enqueued{0}, looked{0};
   run([&](Rank& each) {
     Gpu other(each.gpu.device + 2, 1 << 20);
     const auto staged = each.direct.prepare(other.device, {});
@@ -375,7 +375,8 @@ TEST_F(DirectFlags, AnOperationOnTheDefaultStreamOfAnotherGpuFollowsTheLastOne) 
       ASSERT_EQ(cuda::word_at(page, 0).wait_on(nullptr, 1), CUDA_SUCCESS);
     }
     const auto held = sum_on(each.gpu, first), behind = sum_on(other, second);
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ++enqueued;
+    while (enqueued < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_FALSE(held->ended() || behind->ended());
     ++looked;
     while (looked < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -851,6 +852,13 @@ TEST_F(DirectLent, AreReadInPlaceByGraphsTooAndStayMappedForThem) {
       ASSERT_TRUE(ended(each.group.all_reduce(in, out, DType::int32, Reduction::sum, each.options())).ok());
     });
     EXPECT_EQ(borrowed(each.group), each.group.size() - 1);
+    Gpu elsewhere(each.gpu.device, 1 << 20);
+    const auto once = elsewhere.allocate(4000);  // no graph reads it
+    mark(once);
+    ASSERT_TRUE(ended(each.group.all_reduce(once, out, DType::int32, Reduction::sum, each.options())).ok());
+    EXPECT_EQ(borrowed(each.group), 2 * (each.group.size() - 1));
+    each.gpu.synchronize();
+    each.run.reset();
     for (std::int32_t turn = 0; turn < 4; ++turn) {
       const std::vector<std::int32_t> values(20'000, turn + rank), wanted(20'000, turn * all + all * (all - 1) / 2);
       each.gpu.copy(in.data(), std::as_bytes(std::span(values)));
@@ -859,9 +867,8 @@ TEST_F(DirectLent, AreReadInPlaceByGraphsTooAndStayMappedForThem) {
       EXPECT_EQ(std::memcmp(found.data(), wanted.data(), found.size()), 0) << turn;
       if (turn != 1) continue;
       ASSERT_TRUE(ended(each.group.barrier()).ok());
-      invalidate(in);
-      std::this_thread::sleep_for(std::chrono::seconds(1));
-      EXPECT_EQ(borrowed(each.group), each.group.size() - 1);
+      for (const auto& memory : {in, once}) invalidate(memory);
+      EXPECT_TRUE(comes_true([&] { return borrowed(each.group) == each.group.size() - 1; }));
     }
     ASSERT_TRUE(ended(each.group.barrier()).ok());
   });
@@ -898,7 +905,7 @@ TEST_F(DirectLent, OrdinaryOnesAreToFromTheSizeThatTuningHasMeasured) {
 // the process launch a kernel meanwhile, and waits for kernels that may wait for that rank.
 TEST_F(DirectFlags, AGraphThatWaitsForARankIsReleasedWhenTheGroupFails) {
   form(2);
-  std::atomic<bool> released{false};
+  std::atomic<bool> launched{false}, aborting{false}, released{false};
   run([&](Rank& each) {
     const auto values = each.gpu.allocate(400);
     CapturedGraph graph(each.gpu, [&] {
@@ -906,12 +913,14 @@ TEST_F(DirectFlags, AGraphThatWaitsForARankIsReleasedWhenTheGroupFails) {
     });
     if (each.rank == 0) {  // rank 1 launches no graph
       graph.launch();
+      launched = true;
       each.gpu.synchronize();
+      EXPECT_TRUE(aborting) << "it waited for nothing";
       released = true;
       EXPECT_EQ(each.group.failed().code(), Code::cancelled);
     } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      EXPECT_FALSE(released);
+      while (!launched) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      aborting = true;
       each.group.abort("the test says so");
       while (!released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -1193,7 +1202,7 @@ TEST_F(Direct, ARankThatFailsReleasesTheStreamsThatWaitForIt) {
 
 TEST_F(Direct, AnOperationThatHasItsWordsEndsWellAlthoughARankLeavesTheGroup) {
   form(2);
-  std::atomic<bool> left{false};
+  std::atomic<bool> draining{false}, opening{false};
   run([&](Rank& each) {
     const std::vector<float> ones(10, 1);
     const auto values = each.gpu.put(std::as_bytes(std::span(ones)));
@@ -1204,14 +1213,15 @@ TEST_F(Direct, AnOperationThatHasItsWordsEndsWellAlthoughARankLeavesTheGroup) {
     if (each.rank == 1) {
       // Its own stream waits for rank 0's.
       std::thread leaver([&] {
+        draining = true;
         each.direct.drain();
+        EXPECT_TRUE(opening) << "it left without its stream's end";
         each.group.close();
-        left = true;
       });
       leaver.join();
     } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      EXPECT_FALSE(left);
+      while (!draining) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      opening = true;
       gate->open();
     }
     each.direct.drain();
