@@ -128,6 +128,10 @@ void OwnedRegions::end(VisitId visit) {
   std::map<VisitId, Visited>::node_type ended;
   const std::lock_guard lock(mutex_);
   ended = visits_.extract(visit);
+  if (ended.empty()) return;
+  // The visitor may still read, until it learns of the end. It must not take what follows a drop for the region.
+  for (const auto& [id, slot] : ended.mapped().slots) ended.mapped().word(slot.place).store(0);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 void OwnedRegions::handle(Request request, Reply reply) {

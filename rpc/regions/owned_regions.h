@@ -41,7 +41,7 @@ struct Notification {
 /// the id while the region lives. `drop` stores 0 in all words of the region before it lets go of the memory. A reader
 /// copies bytes between two looks at the word. Invariant: if the second look finds the id, then the region had not been
 /// dropped when the last byte was copied, so all bytes are the region's. If it finds anything else, the reader fails by
-/// name and the copied bytes count for nothing.
+/// name and the copied bytes count for nothing. The end of a visit clears its words too: no drop can do so later.
 ///
 /// The owner only writes the pages and never reads them, and a page belongs to one visit: a peer that changes its page
 /// deceives itself alone. Mapped memory is a memfd that is never used for anything else (channels/region.h), so even a

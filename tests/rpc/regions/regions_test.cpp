@@ -246,6 +246,27 @@ TEST(Regions, AHostilePageDeceivesItsVisitorAlone) {
   EXPECT_EQ((*region)->read(Runs::one(0, 4096), patterned(4096)).code(), Code::not_found);
 }
 
+TEST(Regions, AVisitThatEndsTakesItsWordsBack) {
+  const auto store = std::make_shared<MemoryStore>();
+  RegionAgent owner(store, "owner"), lost(store, "lost");
+  const auto id = owner.owned->add(mappable(4096), {});
+  regions::OpenRegion asked{1, 0, *id, {}, true, regions::own_place(), 1};
+  Message message{encode(regions::RegionMessage(asked)), {}, {}, {}};
+  const auto reply = call_sync(*lost.agent, "owner", regions::region_function, std::move(message));
+  ASSERT_TRUE(reply.ok()) << reply.status().text();
+  const auto grant = decode<regions::RegionGrant>(reply->payload);
+  ASSERT_TRUE(grant.has_value());
+  const auto word = [&] {
+    std::uint64_t out = 0;
+    std::memcpy(&out, reply->buffers.at(0).data + grant->slot * sizeof out, sizeof out);
+    return out;
+  };
+  EXPECT_EQ(word(), *id);
+  Message leaving{encode(regions::Attend{1, true}), {}, {}, {}};
+  ASSERT_TRUE(call_sync(*lost.agent, "owner", regions::attend_function, std::move(leaving)).ok());
+  EXPECT_EQ(word(), 0U) << "a drop finds the visit's words no more";
+}
+
 TEST(Regions, MalformedAndExcessiveMessagesAreRefused) {
   const auto store = std::make_shared<MemoryStore>();
   RegionAgent owner(store, "owner"), hostile(store, "hostile");
