@@ -42,6 +42,22 @@ Status wait_for(int device, const CopyStream& stream) {
   return status.get();
 }
 
+Status copy_each(const Buffer& gpu, const std::vector<HostCopy>& copies, bool to_gpu) {
+  if (copies.empty()) return {};
+  const cuda::DeviceGuard here(gpu.device.index);
+  if (!here.status().ok()) return here.status();
+  const CopyStream stream;
+  auto result = stream.made();
+  for (auto each = copies.begin(); each != copies.end() && result == CUDA_SUCCESS; ++each) {
+    const auto on_gpu = cuda::address_of(gpu.data) + each->offset;
+    const auto on_host = cuda::address_of(each->host);
+    result = api()->memcpy_async(to_gpu ? on_gpu : on_host, to_gpu ? on_host : on_gpu, each->bytes, stream.get());
+  }
+  auto waited = stream.made() == CUDA_SUCCESS ? wait_for(gpu.device.index, stream) : Status();
+  if (result != CUDA_SUCCESS) return cuda::status_of(result, "copying a region on a GPU");
+  return waited;
+}
+
 class Locked final : public LockedWords {
  public:
   static Result<std::shared_ptr<LockedWords>> lock(const Buffer& page) {
@@ -138,19 +154,16 @@ Result<Buffer> map_gpu_memory(const GpuPlace& place, std::uint64_t bytes, int de
 
 Status copy_runs(const Buffer& gpu, std::uint64_t run_bytes, const std::vector<std::uint64_t>& offsets, std::byte* host,
                  bool to_gpu) {
-  if (run_bytes == 0 || offsets.empty()) return {};
-  const cuda::DeviceGuard here(gpu.device.index);
-  if (!here.status().ok()) return here.status();
-  const CopyStream stream;
-  auto result = stream.made();
-  for (auto at = offsets.begin(); at != offsets.end() && result == CUDA_SUCCESS; ++at, host += run_bytes) {
-    const auto on_gpu = cuda::address_of(gpu.data) + *at;
-    const auto on_host = cuda::address_of(host);
-    result = api()->memcpy_async(to_gpu ? on_gpu : on_host, to_gpu ? on_host : on_gpu, run_bytes, stream.get());
+  if (run_bytes == 0) return {};
+  std::vector<HostCopy> copies;
+  copies.reserve(offsets.size());
+  for (const auto offset : offsets) {
+    copies.push_back({offset, host, run_bytes});
+    host += run_bytes;
   }
-  auto waited = stream.made() == CUDA_SUCCESS ? wait_for(gpu.device.index, stream) : Status();
-  if (result != CUDA_SUCCESS) return cuda::status_of(result, "copying a region on a GPU");
-  return waited;
+  return copy_each(gpu, copies, to_gpu);
 }
+
+Status copy_to_host(const Buffer& gpu, const std::vector<HostCopy>& copies) { return copy_each(gpu, copies, false); }
 
 }  // namespace tensorferry::regions

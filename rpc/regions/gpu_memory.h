@@ -54,5 +54,13 @@ Result<std::shared_ptr<LockedWords>> lock_words(const Buffer& page);
 /// ordered behind the work of any stream. The errors of the driver.
 Status copy_runs(const Buffer& gpu, std::uint64_t run_bytes, const std::vector<std::uint64_t>& offsets, std::byte* host,
                  bool to_gpu);
+/// Bytes of a GPU's memory, and where the host wants them.
+struct HostCopy {
+  std::uint64_t offset = 0;
+  std::byte* host = nullptr;
+  std::uint64_t bytes = 0;
+};
+/// Copies as copy_runs() does, each its own number of bytes.
+Status copy_to_host(const Buffer& gpu, const std::vector<HostCopy>& copies);
 
 }  // namespace tensorferry::regions

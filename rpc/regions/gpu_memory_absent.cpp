@@ -20,5 +20,6 @@ Result<std::shared_ptr<LockedWords>> lock_words(const Buffer&) { return no_cuda(
 Status copy_runs(const Buffer&, std::uint64_t, const std::vector<std::uint64_t>&, std::byte*, bool) {
   return no_cuda();
 }
+Status copy_to_host(const Buffer&, const std::vector<HostCopy>&) { return no_cuda(); }
 
 }  // namespace tensorferry::regions

@@ -155,7 +155,7 @@ struct Subscribed {
                                      at_most(&Subscribed::relay, 4096), &Subscribed::epoch};
 };
 /// Asks for a lease of the newest version above `newer_than`, and waits for it. The reply is an Acquired; if `map`,
-/// with the image as a shared buffer.
+/// with the image as a shared buffer. If `on_gpu`, the bytes that are on a GPU need not be in it.
 struct AcquireVersion {
   static constexpr std::uint8_t tag = 2;
   std::uint64_t visit = 0;
@@ -166,16 +166,19 @@ struct AcquireVersion {
   std::vector<std::uint64_t> holds;  // the subscriber's leases: its others up to `seen` end, whose grants were lost
   std::uint64_t seen = 0;
   std::uint64_t epoch = 0;  // of the publication that the subscriber knows
+  bool on_gpu = false;      // the subscriber would map the region of what is on a GPU
   static constexpr std::tuple fields{&AcquireVersion::visit,      at_most(&AcquireVersion::name, longest_name),
                                      &AcquireVersion::newer_than, &AcquireVersion::map,
                                      &AcquireVersion::wait,       at_most(&AcquireVersion::holds, 4096),
-                                     &AcquireVersion::seen,       &AcquireVersion::epoch};
+                                     &AcquireVersion::seen,       &AcquireVersion::epoch,
+                                     &AcquireVersion::on_gpu};
 };
 struct Acquired {
   std::uint64_t version = 0;
   std::uint64_t lease = 0;
   std::uint64_t checksum = 0;
-  static constexpr std::tuple fields{&Acquired::version, &Acquired::lease, &Acquired::checksum};
+  std::uint64_t region = 0;  // of the publisher, with the bytes that are on a GPU; 0: the image has all bytes
+  static constexpr std::tuple fields{&Acquired::version, &Acquired::lease, &Acquired::checksum, &Acquired::region};
 };
 /// Ends a lease.
 struct ReleaseVersion {

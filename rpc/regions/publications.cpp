@@ -12,12 +12,34 @@ namespace {
 
 Status withdrawn(const std::string& name) { return {Code::not_found, formatted("\"{}\" is published no more", name)}; }
 
+/// Memory of an image that is a region too. Its end drops the region, before the memory goes back to its allocator.
+struct ImageRegion {
+  ImageRegion(std::shared_ptr<OwnedRegions> all, std::uint64_t number, Owner of_memory)
+      : memory(std::move(of_memory)), owned(std::move(all)), id(number) {}
+  ~ImageRegion() { (void)owned->drop(id); }
+  ImageRegion(const ImageRegion&) = delete;
+  ImageRegion& operator=(const ImageRegion&) = delete;
+  const Owner memory;
+  const std::shared_ptr<OwnedRegions> owned;
+  const std::uint64_t id;
+};
+
+Result<GpuMemory> as_region(const std::shared_ptr<OwnedRegions>& owned, GpuMemory memory) {
+  const auto id = owned->add(memory.memory, {});
+  if (!id.ok()) return id.status();
+  memory.memory.owner = std::make_shared<ImageRegion>(owned, *id, memory.memory.owner);
+  memory.region = *id;
+  return memory;
+}
+
 }  // namespace
 
-Publication::Publication(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visitors> visitors, std::string name,
-                         std::shared_ptr<VersionStore> store, std::uint64_t epoch, Refresh refresh)
+Publication::Publication(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visitors> visitors,
+                         std::shared_ptr<OwnedRegions> owned, std::string name, std::shared_ptr<VersionStore> store,
+                         std::uint64_t epoch, Refresh refresh)
     : agent_(std::move(agent)),
       visitors_(std::move(visitors)),
+      owned_(std::move(owned)),
       name_(std::move(name)),
       store_(std::move(store)),
       epoch_(epoch),
@@ -26,7 +48,7 @@ Publication::Publication(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visito
 
 Result<std::uint64_t> Publication::update(std::span<const std::byte* const> pieces,
                                           std::optional<Clock::time_point> until,
-                                          const std::function<bool()>& interrupted) {
+                                          const std::function<bool()>& interrupted, const GpuWriter* gpu) {
   const std::lock_guard turn(updating_);
   {
     const std::lock_guard lock(mutex_);
@@ -38,8 +60,17 @@ Result<std::uint64_t> Publication::update(std::span<const std::byte* const> piec
     return interrupted && interrupted();
   };
   visitors_->sweep();
+  std::optional<GpuWriter> shared;
+  if (gpu != nullptr && owned_ != nullptr) {
+    const auto make = [this, given = gpu](std::uint64_t bytes) -> Result<GpuMemory> {
+      auto memory = given->make(bytes);
+      if (!memory.ok()) return memory.status();
+      return as_region(owned_, *std::move(memory));
+    };
+    gpu = &shared.emplace(GpuWriter{make, gpu->write});
+  }
   auto version = store_->update(
-      pieces, until, [this] { return holders(); }, look);
+      pieces, until, [this] { return holders(); }, look, gpu);
   if (version.ok()) tell_waiting();
   return version;
 }
@@ -141,7 +172,11 @@ void Publication::acquire(const PeerInfo& peer, const AcquireVersion& asked, Rep
 }
 
 void Publication::answer(const PeerInfo& peer, const AcquireVersion& asked, const VersionLease& version, Reply& reply) {
-  Acquired out{version->version, 0, checksum_of(version->hashes)};
+  Acquired out{version->version, 0, checksum_of(version->hashes), asked.on_gpu ? version->region : 0};
+  if (asked.map && out.region == 0) {
+    const WaitInHandler waiting;
+    if (auto landed = store_->land(version); !landed.ok()) return reply.fail(landed);
+  }
   bool full = false;
   {
     const std::lock_guard lock(mutex_);
@@ -208,6 +243,10 @@ void Publication::fetch(const PeerInfo& peer, const FetchRanges& asked, Reply re
     }
     total += range.bytes;
   }
+  {
+    const WaitInHandler waiting;
+    if (auto landed = store_->land(version); !landed.ok()) return reply.fail(landed);
+  }
   Message message;
   if (asked.ranges.size() == 1) {
     // The buffer keeps the lease, so the image is not written before the bytes are sent.
@@ -260,11 +299,13 @@ void Publication::end(VisitId visit) {
   store_->lease_ended();
 }
 
-Publications::Publications(std::shared_ptr<RawAgent> agent) : agent_(std::move(agent)), host_(boot_id()) {}
+Publications::Publications(std::shared_ptr<RawAgent> agent, std::shared_ptr<OwnedRegions> owned)
+    : agent_(std::move(agent)), owned_(std::move(owned)), host_(boot_id()) {}
 
-std::shared_ptr<Publications> Publications::serve(std::shared_ptr<RawAgent> agent, Visitors& visitors) {
+std::shared_ptr<Publications> Publications::serve(std::shared_ptr<RawAgent> agent, Visitors& visitors,
+                                                  std::shared_ptr<OwnedRegions> owned) {
   auto& raw = *agent;
-  std::shared_ptr<Publications> out(new Publications(std::move(agent)));
+  std::shared_ptr<Publications> out(new Publications(std::move(agent), std::move(owned)));
   out->visitors_ = visitors.shared_from_this();
   const std::weak_ptr weak(out);
   visitors.on_end([weak](VisitId visit) {
@@ -316,7 +357,8 @@ void Publications::handle(Request request, Reply reply) {
 
 Result<std::shared_ptr<Publication>> Publications::add(const std::string& name, std::shared_ptr<VersionStore> store,
                                                        std::uint64_t epoch, Publication::Refresh refresh) {
-  auto made = std::make_shared<Publication>(agent_, visitors_, name, std::move(store), epoch, std::move(refresh));
+  auto made =
+      std::make_shared<Publication>(agent_, visitors_, owned_, name, std::move(store), epoch, std::move(refresh));
   const std::lock_guard lock(mutex_);
   if (closed_) return Status(Code::agent_closed, "the agent has left");
   if (name.empty() || name.size() > longest_name) {
@@ -329,12 +371,15 @@ Result<std::shared_ptr<Publication>> Publications::add(const std::string& name, 
 }
 
 Result<std::shared_ptr<Publication>> Publications::publish(const std::string& name, ImageLayout layout,
-                                                           VersionStore::Options options) {
-  lay_out(layout);
+                                                           VersionStore::Options options, std::size_t on_gpu) {
+  lay_out(layout, on_gpu);
   if (!layout.valid()) {
     return Status(Code::invalid_argument, "the block of a publication is a power of two, 4096 to 65536 bytes");
   }
   if (options.kept < 2) return Status(Code::invalid_argument, "a publication keeps at least 2 versions");
+  if (layout.checksums && layout.on_gpu()) {
+    return Status(Code::invalid_argument, "checksums are of versions in host memory: leave out checksums, or on_gpu");
+  }
   return add(name, std::make_shared<VersionStore>(std::move(layout), options), random_word(), {});
 }
 

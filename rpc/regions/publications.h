@@ -16,6 +16,7 @@
 #include "agent/agent.h"
 #include "channels/copy.h"
 #include "rpc/regions/messages.h"
+#include "rpc/regions/owned_regions.h"
 #include "rpc/regions/versions.h"
 #include "rpc/regions/visits.h"
 
@@ -26,6 +27,12 @@ namespace tensorferry::regions {
 /// A subscriber holds leases, each of one version. They are counted for its visit: at most `most_leases` of them, and
 /// `most_waiting` requests that wait for a new version. They end with the visit. A lease that ends so abandons its
 /// image (VersionStore), because the subscriber may still read it.
+///
+/// What stays on a GPU is a region of this agent for each image. A subscriber that maps it reads the region under its
+/// lease, and looks at the region's word behind the last byte (OwnedRegions). The region is dropped when the last lease
+/// of its image has ended, before the memory goes back to the program's allocator. A lease ends without its subscriber
+/// only with the visit, and that clears the subscriber's word first. So a reader that finds its word has read bytes of
+/// one version; one that the publisher gave up fails.
 class Publication final : public std::enable_shared_from_this<Publication> {
  public:
   static constexpr std::size_t most_leases = 64, most_waiting = 64;
@@ -33,13 +40,13 @@ class Publication final : public std::enable_shared_from_this<Publication> {
   using Refresh = std::function<Status(std::uint64_t newer_than, bool wait, const std::function<bool()>& cancelled,
                                        std::optional<Clock::time_point> until)>;
 
-  Publication(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visitors> visitors, std::string name,
-              std::shared_ptr<VersionStore> store, std::uint64_t epoch, Refresh refresh);
+  Publication(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visitors> visitors, std::shared_ptr<OwnedRegions> owned,
+              std::string name, std::shared_ptr<VersionStore> store, std::uint64_t epoch, Refresh refresh);
 
   /// Makes the next version, and tells the subscribers that wait. See VersionStore::update. One thread at a time makes
-  /// it; others wait.
+  /// it; others wait. The memory that `gpu` makes becomes a region.
   Result<std::uint64_t> update(std::span<const std::byte* const> pieces, std::optional<Clock::time_point> until,
-                               const std::function<bool()>& interrupted = {});
+                               const std::function<bool()>& interrupted = {}, const GpuWriter* gpu = nullptr);
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] VersionStore& store() const noexcept { return *store_; }
   /// Returns the number of leases that subscribers hold.
@@ -74,6 +81,7 @@ class Publication final : public std::enable_shared_from_this<Publication> {
 
   const std::shared_ptr<RawAgent> agent_;
   const std::shared_ptr<Visitors> visitors_;
+  const std::shared_ptr<OwnedRegions> owned_;
   const std::string name_;
   const std::shared_ptr<VersionStore> store_;
   const std::uint64_t epoch_;
@@ -90,12 +98,14 @@ class Publication final : public std::enable_shared_from_this<Publication> {
 /// Serves `tf:version`. Thread-safe.
 class Publications final : public std::enable_shared_from_this<Publications> {
  public:
-  static std::shared_ptr<Publications> serve(std::shared_ptr<RawAgent> agent, Visitors& visitors);
+  /// `owned`: the agent's regions, served before this; null: what is on a GPU goes by the host alone.
+  static std::shared_ptr<Publications> serve(std::shared_ptr<RawAgent> agent, Visitors& visitors,
+                                             std::shared_ptr<OwnedRegions> owned = nullptr);
 
-  /// Begins a publication without a version. InvalidArgument: the agent has one of that name, the name is too long, or
-  /// fewer than 2 images.
+  /// Begins a publication without a version. The last `on_gpu` pieces stay on a GPU. InvalidArgument: the agent has one
+  /// of that name, the name is too long, fewer than 2 images, or checksums of what is on a GPU.
   Result<std::shared_ptr<Publication>> publish(const std::string& name, ImageLayout layout,
-                                               VersionStore::Options options);
+                                               VersionStore::Options options, std::size_t on_gpu = 0);
   /// Serves a copy of another agent's publication.
   Result<std::shared_ptr<Publication>> relay(const std::string& name, std::shared_ptr<VersionStore> store,
                                              std::uint64_t epoch, Publication::Refresh refresh);
@@ -106,12 +116,13 @@ class Publications final : public std::enable_shared_from_this<Publications> {
   void pretend_host(std::string host) { host_ = std::move(host); }
 
  private:
-  explicit Publications(std::shared_ptr<RawAgent> agent);
+  Publications(std::shared_ptr<RawAgent> agent, std::shared_ptr<OwnedRegions> owned);
   void handle(Request request, Reply reply);
   Result<std::shared_ptr<Publication>> add(const std::string& name, std::shared_ptr<VersionStore> store,
                                            std::uint64_t epoch, Publication::Refresh refresh);
 
   const std::shared_ptr<RawAgent> agent_;
+  const std::shared_ptr<OwnedRegions> owned_;
   std::string host_;
   std::shared_ptr<Visitors> visitors_;
   std::mutex mutex_;

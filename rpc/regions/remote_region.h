@@ -80,6 +80,8 @@ class RemoteRegion final {
                const TransferLimits& limits = {});
 
   [[nodiscard]] const std::string& owner() const noexcept { return visit_->owner(); }
+  /// Returns the visit that the grant is of.
+  [[nodiscard]] const std::shared_ptr<Visit>& visit() const noexcept { return visit_; }
   [[nodiscard]] std::uint64_t id() const noexcept { return grant_.id; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return grant_.bytes; }
   [[nodiscard]] bool readable() const noexcept { return grant_.read; }

@@ -21,8 +21,8 @@ class RegionService final {
         visits(std::make_shared<Visits>(agent)),
         owned(OwnedRegions::serve(agent, *visitors)),
         remote(std::make_shared<RemoteRegions>(agent, visits)),
-        publications(Publications::serve(agent, *visitors)),
-        subscriptions(std::make_shared<Subscriptions>(agent, visits, publications)) {}
+        publications(Publications::serve(agent, *visitors, owned)),
+        subscriptions(std::make_shared<Subscriptions>(agent, visits, publications, remote)) {}
   ~RegionService() { close(); }
   RegionService(const RegionService&) = delete;
   RegionService& operator=(const RegionService&) = delete;

@@ -160,6 +160,7 @@ std::shared_ptr<Subscription::Source> Subscription::copy_instead(const Source& s
   out->agent = source.agent;
   out->visit = source.visit;
   out->layout = source.layout;
+  out->layout.gpu_from = out->layout.bytes;  // the copy is in memory of the host
   out->epoch = source.epoch;
   out->copy = std::make_shared<VersionStore>(out->layout, VersionStore::Options{images_of_a_copy});
   bool relayed = false;
@@ -174,7 +175,7 @@ std::shared_ptr<Subscription::Source> Subscription::copy_instead(const Source& s
       [weak = weak_from_this()](std::uint64_t newer_than, bool wait, const auto& cancelled, auto until) {
         const auto self = weak.lock();
         if (!self) return Status(Code::not_found, "the subscription that relays has ended");
-        return self->newest(newer_than, wait, {until, cancelled}).status();
+        return self->newest({newer_than, wait, false}, {until, cancelled}).status();
       });
   const std::lock_guard lock(mutex_);
   relays_ = served.ok();
@@ -187,9 +188,10 @@ void Subscription::leave(const std::shared_ptr<Source>& source) {
 }
 
 Result<std::shared_ptr<Subscription::Lease>> Subscription::acquire(const std::shared_ptr<Source>& source,
-                                                                   std::uint64_t newer_than, bool wait,
-                                                                   const Limits& limits) {
-  AcquireVersion message{source->visit->number(), name_, newer_than, source->maps, wait, {}, 0, source->epoch};
+                                                                   const Wanted& wanted, const Limits& limits) {
+  const bool on_gpu = wanted.on_gpu && source->maps && source->layout.on_gpu() && all_->remote_ != nullptr;
+  AcquireVersion message{source->visit->number(), name_, wanted.newer_than, source->maps, wanted.wait, {}, 0,
+                         source->epoch,           on_gpu};
   {
     const std::lock_guard lock(mutex_);
     message.holds.assign(source->leases.begin(), source->leases.end());
@@ -208,6 +210,7 @@ Result<std::shared_ptr<Subscription::Lease>> Subscription::acquire(const std::sh
   if (!reply.ok()) return reply.status();
   if (!told || told->version == 0) return malformed(*source);
   auto lease = std::make_shared<Lease>(shared_from_this(), source, *told);
+  if (told->region != 0 && !on_gpu) return malformed(*source);
   if (!source->maps) return lease;
   if (reply->buffers.size() != 1 || reply->buffers[0].bytes < source->layout.bytes || !on_host(reply->buffers[0])) {
     return malformed(*source);
@@ -302,9 +305,31 @@ Status Subscription::copy(const Lease& lease, const Limits& limits) {
   return source.copy->take_over(origin, limits.until);
 }
 
-Result<HeldVersion> Subscription::newest_of(const std::shared_ptr<Source>& source, std::uint64_t newer_than, bool wait,
+Result<std::shared_ptr<RemoteRegion>> Subscription::region_of(Source& source, std::uint64_t id,
+                                                              const Limits& limits) const {
+  std::vector<std::shared_ptr<RemoteRegion>> ended;  // dropped without the lock
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto known = source.regions.find(id); known != source.regions.end()) return known->second;
+    std::erase_if(source.regions, [&](auto& each) {
+      if (each.second->alive().ok()) return false;
+      ended.push_back(std::move(each.second));
+      return true;
+    });
+  }
+  auto opened = all_->remote_->open({source.agent, 0, id}, {left_of(limits.until), limits.interrupted});
+  if (!opened.ok()) return opened.status();
+  // Of a later visit, the number might be that of another region, of the publisher's next process.
+  if ((*opened)->visit() != source.visit) return source.visit->why();
+  if ((*opened)->bytes() != source.layout.bytes - source.layout.gpu_from) return malformed(source);
+  const std::lock_guard lock(mutex_);
+  source.regions[id] = *opened;
+  return opened;
+}
+
+Result<HeldVersion> Subscription::newest_of(const std::shared_ptr<Source>& source, const Wanted& wanted,
                                             const Limits& limits) {
-  auto acquired = acquire(source, newer_than, wait, limits);
+  auto acquired = acquire(source, wanted, limits);
   if (!acquired.ok()) return acquired.status();
   auto lease = *std::move(acquired);
   const auto& told = lease->acquired;
@@ -315,8 +340,14 @@ Result<HeldVersion> Subscription::newest_of(const std::shared_ptr<Source>& sourc
       const auto checksum = checksum_of(block_hashes({data, layout->bytes}, layout->block));
       if (auto whole = verify(*lease, checksum); !whole.ok()) return whole;
     }
+    std::shared_ptr<RemoteRegion> region;
+    if (told.region != 0) {
+      auto opened = region_of(*source, told.region, limits);
+      if (!opened.ok()) return opened.status();
+      region = *std::move(opened);
+    }
     return std::make_shared<const VersionView>(
-        VersionView{told.version, data, told.checksum, source->epoch, true, layout, lease});
+        VersionView{told.version, data, told.checksum, source->epoch, true, layout, lease, std::move(region)});
   }
   const std::lock_guard turn(copying_);
   auto current = source->copy->current();
@@ -330,7 +361,7 @@ Result<HeldVersion> Subscription::newest_of(const std::shared_ptr<Source>& sourc
                                                          source->epoch, false, layout, std::move(owner)});
 }
 
-Result<HeldVersion> Subscription::newest(std::uint64_t newer_than, bool wait, const Limits& limits) {
+Result<HeldVersion> Subscription::newest(const Wanted& wanted, const Limits& limits) {
   for (int attempt = 0;; ++attempt) {
     const auto source = connect(limits);
     if (!source.ok()) return source.status();
@@ -340,7 +371,7 @@ Result<HeldVersion> Subscription::newest(std::uint64_t newer_than, bool wait, co
       given = given_epoch_;
     }
     const bool anew = given != 0 && given != (*source)->epoch;
-    auto view = newest_of(*source, anew ? 0 : newer_than, wait, limits);
+    auto view = newest_of(*source, {anew ? 0 : wanted.newer_than, wanted.wait, wanted.on_gpu}, limits);
     if (view.ok()) {
       const std::lock_guard lock(mutex_);
       given_epoch_ = (*view)->epoch;
@@ -363,10 +394,12 @@ Result<HeldVersion> Subscription::newest(std::uint64_t newer_than, bool wait, co
   }
 }
 
-Result<HeldVersion> Subscription::latest(const Limits& limits) { return newest(0, false, limits); }
+Result<HeldVersion> Subscription::latest(const Limits& limits, bool on_gpu) {
+  return newest({0, false, on_gpu}, limits);
+}
 
-Result<HeldVersion> Subscription::wait(std::uint64_t newer_than, const Limits& limits) {
-  return newest(newer_than, true, limits);
+Result<HeldVersion> Subscription::wait(std::uint64_t newer_than, const Limits& limits, bool on_gpu) {
+  return newest({newer_than, true, on_gpu}, limits);
 }
 
 std::optional<std::vector<ByteRange>> Subscription::changes(const VersionView& version, std::uint64_t base,
@@ -385,8 +418,12 @@ std::optional<std::vector<ByteRange>> Subscription::changes(const VersionView& v
 }
 
 Subscriptions::Subscriptions(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visits> visits,
-                             std::shared_ptr<Publications> publications)
-    : agent_(std::move(agent)), visits_(std::move(visits)), publications_(std::move(publications)), host_(boot_id()) {}
+                             std::shared_ptr<Publications> publications, std::shared_ptr<RemoteRegions> remote)
+    : agent_(std::move(agent)),
+      visits_(std::move(visits)),
+      publications_(std::move(publications)),
+      remote_(std::move(remote)),
+      host_(boot_id()) {}
 
 Result<std::shared_ptr<Subscription>> Subscriptions::subscribe(const std::string& publisher, const std::string& name,
                                                                const Subscription::Limits& limits) {

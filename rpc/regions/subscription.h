@@ -31,6 +31,9 @@ struct VersionView {
   bool leased = false;              // at the source: `owner` is the lease
   std::shared_ptr<const ImageLayout> layout{};
   Owner owner{};  // what keeps the memory and the lease
+  // If set, the bytes from ImageLayout::gpu_from on are in this region alone. After the last copy of them, its alive()
+  // must be Ok; else the copied bytes count for nothing.
+  std::shared_ptr<RemoteRegion> region{};
 };
 using HeldVersion = std::shared_ptr<const VersionView>;
 
@@ -61,11 +64,13 @@ class Subscription final : public std::enable_shared_from_this<Subscription> {
     std::optional<Clock::time_point> until;
     std::function<bool()> interrupted{};
   };
-  /// Returns the newest version. NotFound: there is none yet.
-  Result<HeldVersion> latest(const Limits& limits);
+  /// Returns the newest version. NotFound: there is none yet. If `on_gpu`, the caller maps what is on a GPU of this
+  /// host (VersionView::region). If it cannot, it asks again without `on_gpu`, and gets all bytes in memory of the
+  /// host.
+  Result<HeldVersion> latest(const Limits& limits, bool on_gpu = false);
   /// Waits for a version above `newer_than`, and returns the newest. If the publisher has restarted since this object
   /// gave the last version, any version of the new one is newer.
-  Result<HeldVersion> wait(std::uint64_t newer_than, const Limits& limits);
+  Result<HeldVersion> wait(std::uint64_t newer_than, const Limits& limits, bool on_gpu = false);
   /// Returns what differs between a version and an older one of that epoch; nullopt: everything may.
   std::optional<std::vector<ByteRange>> changes(const VersionView& version, std::uint64_t base, std::uint64_t epoch,
                                                 const Limits& limits);
@@ -92,9 +97,15 @@ class Subscription final : public std::enable_shared_from_this<Subscription> {
     std::shared_ptr<VersionStore> copy;  // if versions are copied
     ImageLayout layout;
     std::uint64_t epoch = 0;
-    std::set<std::uint64_t> leases;  // numbers
-    std::uint64_t seen = 0;          // the highest number
-    int asking = 0;                  // requests for leases under way
+    std::set<std::uint64_t> leases;                                  // numbers
+    std::uint64_t seen = 0;                                          // the highest number
+    int asking = 0;                                                  // requests for leases under way
+    std::map<std::uint64_t, std::shared_ptr<RemoteRegion>> regions;  // of images on a GPU: to map takes milliseconds
+  };
+  struct Wanted {
+    std::uint64_t newer_than = 0;
+    bool wait = false;
+    bool on_gpu = false;
   };
   Subscription(std::shared_ptr<Subscriptions> all, std::string publisher, std::string name)
       : all_(std::move(all)), publisher_(std::move(publisher)), name_(std::move(name)) {}
@@ -103,11 +114,12 @@ class Subscription final : public std::enable_shared_from_this<Subscription> {
   /// From now on, versions are copied.
   std::shared_ptr<Source> copy_instead(const Source& source, bool relays);
   void leave(const std::shared_ptr<Source>& source);
-  Result<HeldVersion> newest(std::uint64_t newer_than, bool wait, const Limits& limits);
-  Result<HeldVersion> newest_of(const std::shared_ptr<Source>& source, std::uint64_t newer_than, bool wait,
-                                const Limits& limits);
-  Result<std::shared_ptr<Lease>> acquire(const std::shared_ptr<Source>& source, std::uint64_t newer_than, bool wait,
+  Result<HeldVersion> newest(const Wanted& wanted, const Limits& limits);
+  Result<HeldVersion> newest_of(const std::shared_ptr<Source>& source, const Wanted& wanted, const Limits& limits);
+  Result<std::shared_ptr<Lease>> acquire(const std::shared_ptr<Source>& source, const Wanted& wanted,
                                          const Limits& limits);
+  /// Opens the region of an image, under a lease of it.
+  Result<std::shared_ptr<RemoteRegion>> region_of(Source& source, std::uint64_t id, const Limits& limits) const;
   Status copy(const Lease& lease, const Limits& limits);
   Status fetch(const Lease& lease, const std::vector<ByteRange>& ranges, const Buffer& image, const Limits& limits);
   Result<std::optional<std::vector<ByteRange>>> ask_changes(const Lease& lease, std::uint64_t base,
@@ -131,8 +143,9 @@ class Subscription final : public std::enable_shared_from_this<Subscription> {
 /// The subscriptions of one agent. Thread-safe.
 class Subscriptions final : public std::enable_shared_from_this<Subscriptions> {
  public:
+  /// `remote`: the regions of peers that this agent maps; null: what is on a GPU comes by the host.
   Subscriptions(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visits> visits,
-                std::shared_ptr<Publications> publications);
+                std::shared_ptr<Publications> publications, std::shared_ptr<RemoteRegions> remote = nullptr);
   /// Returns the subscription to the publication `name` of `publisher`; there is one for each.
   Result<std::shared_ptr<Subscription>> subscribe(const std::string& publisher, const std::string& name,
                                                   const Subscription::Limits& limits);
@@ -144,6 +157,7 @@ class Subscriptions final : public std::enable_shared_from_this<Subscriptions> {
   const std::shared_ptr<RawAgent> agent_;
   const std::shared_ptr<Visits> visits_;
   const std::shared_ptr<Publications> publications_;
+  const std::shared_ptr<RemoteRegions> remote_;
   std::string host_;
   std::mutex mutex_;
   std::map<std::pair<std::string, std::string>, std::weak_ptr<Subscription>> subscriptions_;

@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "channels/region.h"
+#include "rpc/regions/gpu_memory.h"
 
 namespace tensorferry::regions {
 namespace {
@@ -26,17 +27,26 @@ bool ImageLayout::valid() const {
   if (!std::has_single_bit(block) || block < (4U << 10) || block > (64U << 10) || bytes > (std::uint64_t{1} << 48)) {
     return false;
   }
-  return std::ranges::all_of(
-      pieces, [&](const auto& piece) { return piece.bytes <= bytes && piece.offset <= bytes - piece.bytes; });
+  if (gpu_from > bytes || (on_gpu() && (gpu_from % block != 0 || bytes % block != 0))) return false;
+  return std::ranges::all_of(pieces, [&](const auto& piece) {
+    if (piece.bytes > bytes || piece.offset > bytes - piece.bytes) return false;
+    return piece.offset >= gpu_from || piece.bytes <= gpu_from - piece.offset;
+  });
 }
 
-void lay_out(ImageLayout& layout) {
+void lay_out(ImageLayout& layout, std::size_t on_gpu) {
+  const auto rounded = [](std::uint64_t at, std::uint64_t to) { return (at + to - 1) / to * to; };
+  const auto block = std::max<std::uint64_t>(layout.block, 1);  // valid() comes later
+  const auto on_host = layout.pieces.size() - std::min(on_gpu, layout.pieces.size());
   std::uint64_t at = 0;
-  for (auto& piece : layout.pieces) {
+  for (std::size_t i = 0; i < layout.pieces.size(); ++i) {
+    auto& piece = layout.pieces[i];
+    if (i == on_host) layout.gpu_from = at = rounded(at, block);
     piece.offset = at;
-    at += (piece.bytes + piece_alignment - 1) / piece_alignment * piece_alignment;
+    at += rounded(piece.bytes, piece_alignment);
   }
-  layout.bytes = at;
+  layout.bytes = on_gpu == 0 ? at : rounded(at, block);
+  if (on_gpu == 0) layout.gpu_from = layout.bytes;
 }
 
 std::uint64_t hash_of(ByteView bytes) noexcept {
@@ -83,11 +93,15 @@ std::size_t VersionStore::images() const {
 }
 
 void VersionStore::abandon(const VersionLease& lease) {
+  std::shared_ptr<VersionImage> ended;  // dropped without the lock
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find(images_, lease, [](const auto& each) { return VersionLease(each); });
   if (found == images_.end()) return;
   (*found)->abandoned = true;
-  if (*found != current_) images_.erase(found);
+  if (*found != current_) {
+    ended = std::move(*found);
+    images_.erase(found);
+  }
   freed_.notify_all();
 }
 
@@ -98,7 +112,8 @@ void VersionStore::lease_ended() {
 
 Result<std::shared_ptr<VersionImage>> VersionStore::free_image(std::optional<Clock::time_point> until,
                                                                const std::function<std::string()>& holders,
-                                                               const std::function<bool()>& interrupted) {
+                                                               const std::function<bool()>& interrupted,
+                                                               const GpuWriter* gpu) {
   constexpr Milliseconds look_every{10};
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -131,6 +146,12 @@ Result<std::shared_ptr<VersionImage>> VersionStore::free_image(std::optional<Clo
   if (!memory.ok()) return memory.status();
   auto image = std::make_shared<VersionImage>();
   image->memory = *std::move(memory);
+  if (gpu != nullptr) {
+    auto made = gpu->make(layout_.bytes - layout_.gpu_from);
+    if (!made.ok()) return made.status();
+    image->gpu = std::move(made->memory);
+    image->region = made->region;
+  }
   if (layout_.checksums) image->hashes.resize(layout_.blocks());
   lock.lock();
   images_.push_back(image);
@@ -187,26 +208,65 @@ VersionStore::Marks VersionStore::begin_writing(VersionImage& image, std::uint64
 
 void VersionStore::publish(std::shared_ptr<VersionImage> image, std::uint64_t version, std::uint64_t previous,
                            Marks marks) {
+  std::shared_ptr<VersionImage> ended;  // dropped without the lock
   const std::lock_guard lock(mutex_);
   image->version = version;
   steps_.push_back({version, previous, std::move(marks)});
   if (steps_.size() > most_steps) steps_.pop_front();
   if (current_ && current_->abandoned) std::erase(images_, current_);
-  current_ = std::move(image);
+  ended = std::exchange(current_, std::move(image));
+}
+
+Status VersionStore::write_gpu(const VersionImage& image, const VersionLease& base, const GpuWriter& gpu,
+                               Marks& changed) const {
+  const auto first = static_cast<std::size_t>(layout_.gpu_from / layout_.block);
+  const auto marks = gpu.write(image.gpu, base ? &base->gpu : nullptr);
+  if (!marks.ok()) return marks.status();
+  if (marks->size() != changed.size() - first) return {Code::internal, "the marks of other blocks than the image has"};
+  std::ranges::copy(*marks, changed.begin() + static_cast<std::ptrdiff_t>(first));
+  return {};
+}
+
+Status VersionStore::land(const VersionLease& lease) const {
+  if (lease->gpu.data == nullptr) return {};
+  const std::lock_guard turn(lease->landing);
+  if (lease->landed == lease->version) return {};
+  const auto first = static_cast<std::size_t>(layout_.gpu_from / layout_.block);
+  std::optional<Marks> stale;
+  {
+    const std::lock_guard lock(mutex_);
+    stale = marks_between(lease->version, lease->landed);
+  }
+  if (!stale) stale.emplace(layout_.blocks(), 1);
+  std::vector<HostCopy> copies;
+  for (auto block = first; block < stale->size(); ++block) {
+    if ((*stale)[block] == 0) continue;
+    const auto at = std::uint64_t{block} * layout_.block;
+    if (block > first && (*stale)[block - 1] != 0) {
+      copies.back().bytes += layout_.block;
+    } else {
+      copies.push_back({at - layout_.gpu_from, lease->memory.data + at, layout_.block});
+    }
+  }
+  lease->landed = 0;  // until all is there
+  if (auto copied = copy_to_host(lease->gpu, copies); !copied.ok()) return copied;
+  lease->landed = lease->version;
+  return {};
 }
 
 Result<std::uint64_t> VersionStore::update(std::span<const std::byte* const> pieces,
                                            std::optional<Clock::time_point> until,
                                            const std::function<std::string()>& holders,
-                                           const std::function<bool()>& interrupted) {
+                                           const std::function<bool()>& interrupted, const GpuWriter* gpu) {
+  if (layout_.on_gpu() != (gpu != nullptr)) return Status(Code::internal, "tensors on another device than at first");
   const auto base = current();
-  auto found = free_image(until, holders, interrupted);
+  auto found = free_image(until, holders, interrupted, gpu);
   if (!found.ok()) return found.status();
   auto image = *std::move(found);
   const auto previous = base ? base->version : 0;
   const auto stale = begin_writing(*image, previous);
   Marks changed(layout_.blocks());
-  const bool streams = layout_.bytes >= streams_from;
+  const bool streams = layout_.gpu_from >= streams_from;
   const auto copy_block = [&](std::size_t at, std::size_t bytes) {
     const auto place = at / layout_.block;
     auto piece = std::ranges::upper_bound(layout_.pieces, at, {}, &ImagePiece::offset) - 1;
@@ -233,11 +293,14 @@ Result<std::uint64_t> VersionStore::update(std::span<const std::byte* const> pie
     if (layout_.checksums) image->hashes[place] = hash_of({image->memory.data + at, bytes});
   };
   constexpr std::size_t chunk = std::size_t{1} << 20;
-  copier_.in_parts(layout_.bytes, chunk, [&](std::size_t begin, std::size_t size) {
+  copier_.in_parts(layout_.gpu_from, chunk, [&](std::size_t begin, std::size_t size) {
     for (auto at = begin; at < begin + size; at += layout_.block) {
       copy_block(at, std::min<std::size_t>(layout_.block, begin + size - at));
     }
   });
+  if (gpu != nullptr) {
+    if (auto written = write_gpu(*image, base, *gpu, changed); !written.ok()) return written;
+  }
   const auto version = previous + 1;
   publish(std::move(image), version, previous, std::move(changed));
   return version;

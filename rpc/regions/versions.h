@@ -35,15 +35,19 @@ struct ImageLayout {
   std::uint32_t block = 64 << 10;  // a delta consists of blocks of so many bytes: a power of two, 4 KB to 64 KB
   bool checksums = false;
   std::vector<ImagePiece> pieces;
+  std::uint64_t gpu_from = 0;  // pieces from this offset on are on a GPU of the publisher; `bytes`: none are
   static constexpr std::tuple fields{&ImageLayout::bytes, &ImageLayout::block, &ImageLayout::checksums,
-                                     at_most(&ImageLayout::pieces, 1 << 20)};
-  /// Returns whether every piece lies within the image, and the block size is one of those allowed.
+                                     at_most(&ImageLayout::pieces, 1 << 20), &ImageLayout::gpu_from};
+  /// Returns whether every piece lies within one part of the image, and the block size is one of those allowed. The
+  /// part on a GPU consists of whole blocks.
   [[nodiscard]] bool valid() const;
+  [[nodiscard]] bool on_gpu() const noexcept { return gpu_from < bytes; }
   [[nodiscard]] std::size_t blocks() const { return static_cast<std::size_t>((bytes + block - 1) / block); }
   bool operator==(const ImageLayout&) const = default;
 };
-/// Gives each piece its offset, and the image its size. The other members are kept.
-void lay_out(ImageLayout& layout);
+/// Gives each piece its offset, and the image its size. The last `on_gpu` pieces are on a GPU. The other members are
+/// kept.
+void lay_out(ImageLayout& layout, std::size_t on_gpu = 0);
 
 /// Bytes of an image.
 struct ByteRange {
@@ -59,8 +63,31 @@ struct VersionImage {
   Buffer memory;                      // of a region of the process (channels/region.h), so that peers can map it
   std::vector<std::uint64_t> hashes;  // of its blocks; empty without checksums
   bool abandoned = false;             // a peer that was lost may still read it: it is never written again
+  // At a publisher with tensors on a GPU. `memory` has their bytes only once VersionStore::land() has copied them.
+  Buffer gpu{};              // the bytes from ImageLayout::gpu_from on
+  std::uint64_t region = 0;  // by which peers map them (OwnedRegions); 0: none does
+  mutable std::mutex landing{};
+  mutable std::uint64_t landed = 0;  // the version whose bytes of that part `memory` has; 0: none. By `landing`
 };
 using VersionLease = std::shared_ptr<const VersionImage>;
+
+/// Blocks of an image, or of its part on a GPU: 1 for each that differs.
+using BlockMarks = std::vector<std::uint8_t>;
+
+/// Memory of a GPU for one image.
+struct GpuMemory {
+  Buffer memory;
+  std::uint64_t region = 0;
+};
+/// How one update makes and writes the part of an image that is on a GPU. Called by the thread of the update, with no
+/// lock of the store held.
+struct GpuWriter {
+  /// Returns new memory. What `write` leaves out of it is the same in all images: zeros.
+  std::function<Result<GpuMemory>(std::uint64_t bytes)> make;
+  /// Writes all tensors of the version into `image`, and returns the blocks that differ from `base`, the version
+  /// before; null: there is none, and all do. When it returns, the bytes are there for other processes.
+  std::function<Result<BlockMarks>(const Buffer& image, const Buffer* base)> write;
+};
 
 /// Returns a hash of bytes: it tells torn or damaged bytes, not an adversary's.
 std::uint64_t hash_of(ByteView bytes) noexcept;
@@ -79,6 +106,10 @@ std::uint64_t checksum_of(const std::vector<std::uint64_t>& hashes) noexcept;
 /// If a peer is lost while it holds a lease, it may still live and read: the image is abandoned, and another takes its
 /// place. So no lost message, time-out or kill lets a reader see bytes of two versions.
 ///
+/// Tensors on a GPU stay there: each image has a part in memory of the GPU, which every update writes whole. The leases
+/// count for both parts. Peers that map the GPU read that part there; for others, land() copies it into the image's
+/// memory of the host, at most once for each version, and only blocks that differ from what that memory had.
+///
 /// Thread-safe, but one thread at a time makes a version.
 class VersionStore final {
  public:
@@ -92,11 +123,14 @@ class VersionStore final {
   [[nodiscard]] VersionLease current() const;
 
   /// Makes version current + 1 of these bytes: one pointer for each piece, with the bytes of the piece. Copies only
-  /// blocks that differ. Waits for a free image until `until`. ResourceExhausted: all images are leased; `holders`
-  /// tells whose leases they are. Also the errors of memory.
+  /// blocks that differ. Pieces on a GPU are written by `gpu`, and have no pointers. Waits for a free image until
+  /// `until`. ResourceExhausted: all images are leased; `holders` tells whose leases they are. Also the errors of
+  /// memory and of `gpu`; then the current version is the same as before.
   Result<std::uint64_t> update(std::span<const std::byte* const> pieces, std::optional<Clock::time_point> until,
                                const std::function<std::string()>& holders,
-                               const std::function<bool()>& interrupted = {});
+                               const std::function<bool()>& interrupted = {}, const GpuWriter* gpu = nullptr);
+  /// Returns when the memory of the host has all bytes of the version. The errors of the GPU's driver.
+  Status land(const VersionLease& lease) const;
 
   /// How a copy of another agent's versions gets one of them.
   struct Origin {
@@ -123,14 +157,17 @@ class VersionStore final {
   [[nodiscard]] std::size_t images() const;
 
  private:
-  using Marks = std::vector<std::uint8_t>;  // one for each block: 1 if it differs
+  using Marks = BlockMarks;
   struct Step {
     std::uint64_t version, previous;
     Marks marks;
   };
   Result<std::shared_ptr<VersionImage>> free_image(std::optional<Clock::time_point> until,
                                                    const std::function<std::string()>& holders,
-                                                   const std::function<bool()>& interrupted);
+                                                   const std::function<bool()>& interrupted,
+                                                   const GpuWriter* gpu = nullptr);
+  /// Writes the part on a GPU, and marks its blocks.
+  Status write_gpu(const VersionImage& image, const VersionLease& base, const GpuWriter& gpu, Marks& changed) const;
   /// Returns the blocks that differ between the versions, under the lock.
   [[nodiscard]] std::optional<Marks> marks_between(std::uint64_t version, std::uint64_t base) const;
   /// Returns the blocks in which a free image differs from version `current`. From then on it counts as empty.
