@@ -1,5 +1,6 @@
-"""A trainer publishes its weights for three samplers; one is killed and joins again: python main.py"""
+"""A trainer publishes its weights for three samplers; one is killed and joins again: python main.py [--gpu]"""
 
+import argparse
 import multiprocessing
 import os
 import time
@@ -30,9 +31,9 @@ def report(name: str, version: int, samples: int) -> None:
     results[name] = (version, samples)
 
 
-def sample(port: int, name: str) -> None:
+def sample(port: int, name: str, device: str) -> None:
     rpc.init_rpc(name, store=tensorferry.connect_store("127.0.0.1", port))
-    model = network()
+    model = network().to(device)
     loader = rpc.subscribe("policy", from_="trainer").into(model)
     samples = 0
     try:
@@ -43,10 +44,10 @@ def sample(port: int, name: str) -> None:
             bias, step = linear.get_parameter("bias").item(), linear.get_parameter("weight")[0, 0].item()
             assert bias == step, f"torn: {bias} and {step}"
             with torch.no_grad():
-                samples += len(model(torch.randint(8192, (32,))))
+                samples += len(model(torch.randint(8192, (32,), device=device)))
             rpc.rpc_sync("trainer", report, args=(name, version, samples))
     except errors.NotFound:  # the trainer has withdrawn the publication
-        print(f"{name}: {samples} samples, the last with version {loader.version}", flush=True)
+        print(f"{name}: {samples} samples, the last with version {loader.version}, {loader.carried}", flush=True)
     rpc.shutdown()
 
 
@@ -59,14 +60,18 @@ def until(condition: str, holds: object) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpu", action="store_true", help="all processes have their weights on GPU 0")
+    gpu = parser.parse_args().gpu
+    device = "cuda:0" if gpu else "cpu"
     context = multiprocessing.get_context("spawn")
     server = tensorferry.StoreServer("127.0.0.1")
     rpc.init_rpc("trainer", store=tensorferry.connect_store("127.0.0.1", server.port))
-    model = network()
-    publication = rpc.publish(model, name="policy", checksums=True)
+    model = network().to(device)
+    publication = rpc.publish(model, name="policy", checksums=not gpu, on_gpu=gpu)
 
     def start(name: str) -> BaseProcess:
-        process = context.Process(target=sample, args=(server.port, name))
+        process = context.Process(target=sample, args=(server.port, name, device))
         process.start()
         return process
 

@@ -157,16 +157,74 @@ at::Tensor tensor_of_view(const HeldVersion& view, std::uint64_t offset, std::ui
       at::TensorOptions(at::kByte));
 }
 
+/// Returns the pointers of the pieces that are not on a GPU, which come first.
 std::vector<const std::byte*> pointers_to(const Publication& publication, const Tensors& tensors,
                                           std::vector<Buffer>& kept) {
-  const auto& pieces = publication.store().layout().pieces;
-  if (tensors.size() != pieces.size()) throw py::value_error("a version has as many tensors as the publication");
+  const auto& layout = publication.store().layout();
+  const auto& pieces = layout.pieces;
+  if (tensors.size() > pieces.size() ||
+      (tensors.size() < pieces.size() && pieces[tensors.size()].offset < layout.gpu_from)) {
+    throw py::value_error("a version has as many tensors as the publication");
+  }
   std::vector<const std::byte*> out;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     kept.push_back(bytes_of(tensors[i]));
     if (kept.back().bytes != pieces[i].bytes) throw py::value_error("a tensor of another size than the publication's");
     out.push_back(kept.back().data);
   }
+  return out;
+}
+
+/// Calls Python from an update, which has released the GIL; keeps what that raises.
+class PythonGpuWriter final {
+ public:
+  PythonGpuWriter(const py::object& make, const py::object& write) : make_(make), write_(write) {}
+
+  [[nodiscard]] regions::GpuWriter writer() {
+    return {[this](std::uint64_t bytes) {
+              return called<regions::GpuMemory>([&] {
+                const auto made = make_(bytes).cast<at::Tensor>();
+                if (!made.is_cuda() || made.nbytes() != bytes) throw py::value_error("memory of another size or place");
+                return regions::GpuMemory{memory_of(made), 0};
+              });
+            },
+            [this](const Buffer& image, const Buffer* base) {
+              return called<regions::BlockMarks>([&] {
+                py::object before = py::none();
+                if (base != nullptr) before = py::cast(tensor_of_gpu(*base));
+                const auto marks = write_(tensor_of_gpu(image), before).cast<at::Tensor>().contiguous();
+                if (!marks.is_cpu() || marks.scalar_type() != at::kByte) throw py::type_error("marks are host bytes");
+                const auto* const first = marks.const_data_ptr<std::uint8_t>();
+                return regions::BlockMarks(first, first + marks.numel());
+              });
+            }};
+  }
+  /// Raises what a call has raised.
+  void raise() const {
+    if (raised_) std::rethrow_exception(raised_);
+  }
+
+ private:
+  template <class T, class Body>
+  Result<T> called(const Body& body) {
+    const GilHeld held;
+    try {
+      return body();
+    } catch (const std::exception&) {
+      raised_ = std::current_exception();
+      return Status(Code::internal, "writing a version on a GPU has failed");
+    }
+  }
+  const py::object &make_, &write_;
+  std::exception_ptr raised_;
+};
+
+using Pieces = std::vector<std::tuple<std::string, std::string, std::uint64_t, std::uint64_t>>;
+
+/// Returns the name, the form, the offset and the bytes of each.
+Pieces pieces_of(const ImageLayout& layout) {
+  Pieces out;
+  for (const auto& each : layout.pieces) out.emplace_back(each.name, each.form, each.offset, each.bytes);
   return out;
 }
 
@@ -278,14 +336,15 @@ void bind_publications(Class<Publication>& versions, Class<RegionService>& servi
           "publish",
           [](RegionService& self, const std::string& name,
              const std::vector<std::tuple<std::string, std::string, std::uint64_t>>& pieces, std::uint32_t block,
-             bool checksums, std::size_t kept) {
+             bool checksums, std::size_t kept, std::size_t on_gpu) {
             ImageLayout layout;
             layout.block = block;
             layout.checksums = checksums;
             for (const auto& [piece, form, bytes] : pieces) layout.pieces.push_back({piece, form, 0, bytes});
-            return value_or_raise(self.publications->publish(name, std::move(layout), {kept}));
+            return value_or_raise(self.publications->publish(name, std::move(layout), {kept}, on_gpu));
           },
-          py::arg("name"), py::arg("pieces"), py::arg("block"), py::arg("checksums"), py::arg("kept"))
+          py::arg("name"), py::arg("pieces"), py::arg("block"), py::arg("checksums"), py::arg("kept"),
+          py::arg("on_gpu"))
       .def(
           "withdraw",
           [](RegionService& self, const std::string& name) {
@@ -296,13 +355,24 @@ void bind_publications(Class<Publication>& versions, Class<RegionService>& servi
   versions
       .def(
           "update",
-          [](Publication& self, const Tensors& tensors, double timeout) {
+          [](Publication& self, const Tensors& tensors, double timeout, const py::object& make,
+             const py::object& write) {
             std::vector<Buffer> kept;
             const auto pointers = pointers_to(self, tensors, kept);
-            return without_gil(
-                [&](const auto& interrupted) { return self.update(pointers, until_of(timeout), interrupted); });
+            PythonGpuWriter on_gpu(make, write);
+            const auto writer = on_gpu.writer();
+            const auto* const gpu = write.is_none() ? nullptr : &writer;
+            try {
+              return without_gil(
+                  [&](const auto& interrupted) { return self.update(pointers, until_of(timeout), interrupted, gpu); });
+            } catch (...) {
+              on_gpu.raise();
+              throw;
+            }
           },
-          py::arg("tensors"), py::arg("timeout"))
+          py::arg("tensors"), py::arg("timeout"), py::arg("make"), py::arg("write"))
+      .def_property_readonly("pieces", [](const Publication& self) { return pieces_of(self.store().layout()); })
+      .def_property_readonly("gpu_from", [](const Publication& self) { return self.store().layout().gpu_from; })
       .def_property_readonly("version",
                              [](const Publication& self) {
                                const auto current = self.store().current();
@@ -325,14 +395,14 @@ void bind_subscriptions(Class<Subscription>& source, Class<VersionView>& shown, 
   source
       .def(
           "newest",
-          [](Subscription& self, std::optional<std::uint64_t> newer_than, double timeout) {
+          [](Subscription& self, std::optional<std::uint64_t> newer_than, double timeout, bool on_gpu) {
             const auto view = without_gil([&](const auto& interrupted) {
               const Subscription::Limits limits{until_of(timeout), interrupted};
-              return newer_than ? self.wait(*newer_than, limits) : self.latest(limits);
+              return newer_than ? self.wait(*newer_than, limits, on_gpu) : self.latest(limits, on_gpu);
             });
             return dropped_without_gil(std::const_pointer_cast<VersionView>(view));
           },
-          py::arg("newer_than"), py::arg("timeout"))
+          py::arg("newer_than"), py::arg("timeout"), py::arg("on_gpu") = false)
       .def(
           "changes",
           [](Subscription& self, const VersionView& view, std::uint64_t base, std::uint64_t epoch,
@@ -350,14 +420,10 @@ void bind_subscriptions(Class<Subscription>& source, Class<VersionView>& shown, 
   shown.def_readonly("version", &VersionView::version)
       .def_readonly("epoch", &VersionView::epoch)
       .def_readonly("checksum", &VersionView::checksum)
-      .def_property_readonly("pieces",
-                             [](const VersionView& self) {
-                               std::vector<std::tuple<std::string, std::string, std::uint64_t, std::uint64_t>> out;
-                               for (const auto& each : self.layout->pieces) {
-                                 out.emplace_back(each.name, each.form, each.offset, each.bytes);
-                               }
-                               return out;
-                             })
+      .def_property_readonly("pieces", [](const VersionView& self) { return pieces_of(*self.layout); })
+      .def_property_readonly("gpu_from", [](const VersionView& self) { return self.layout->gpu_from; })
+      .def_property_readonly(
+          "region", [](const VersionView& self) { return self.region ? dropped_without_gil(self.region) : nullptr; })
       .def(
           "tensor",
           [](const std::shared_ptr<VersionView>& self, std::uint64_t offset, std::uint64_t bytes) {

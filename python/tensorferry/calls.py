@@ -238,9 +238,17 @@ class Calls(_C.Agent):
         block: int = 65536,
         checksums: bool = False,
         kept: int = 3,
+        on_gpu: bool = False,
     ) -> Publication: ...
     def publish(
-        self, value: Any, name: str | None = None, *, block: int = 65536, checksums: bool = False, kept: int = 3
+        self,
+        value: Any,
+        name: str | None = None,
+        *,
+        block: int = 65536,
+        checksums: bool = False,
+        kept: int = 3,
+        on_gpu: bool = False,
     ) -> Published | Publication:
         """Encodes a value once, for any number of calls. Its tensors and other large parts lie in one read-only block
         of memory.
@@ -260,17 +268,20 @@ class Calls(_C.Agent):
             value: CPU tensors, and other values that the codec or pickle can encode. Not allowed: remote references,
                 and results of :func:`tensorferry.share` or of this function.
 
-            name: of a publication of this agent, for :meth:`subscribe`. ``value`` is then a module or a dict of CPU
-                tensors by name.
+            name: of a publication of this agent, for :meth:`subscribe`. ``value`` is then a module or a dict of
+                tensors by name, on CPUs or GPUs.
             block: bytes that are compared and sent together when a version differs from the one before: a power of two
                 from 4096 to 65536.
             checksums: compute a checksum of each version, which subscribers compare. It costs about as much as reading
                 the bytes once more, on either side.
             kept: how many versions may be there at once, at least 2: one that is written, and those that are read.
+            on_gpu: the versions of tensors on a GPU stay on that GPU, which takes its memory for 2 to ``kept`` copies.
+                A :class:`Loader` of this host copies from there to tensors on GPUs; others get them by the host.
 
         Raises:
             TypeError: the value cannot be encoded.
-            InvalidArgument: the value contains tensors on a GPU, or there is a publication of that name.
+            InvalidArgument: the value contains tensors on a GPU and has no name, or there is a publication of that
+                name, or ``on_gpu`` with ``checksums``.
             ResourceExhausted: there is no memory left.
 
         Example::
@@ -280,7 +291,7 @@ class Calls(_C.Agent):
             assert tensorferry.wait_all(futures) == [2, 2]
         """
         if name is not None:
-            options = {"block": block, "checksums": checksums, "kept": kept}
+            options = {"block": block, "checksums": checksums, "kept": kept, "on_gpu": on_gpu}
             return Publication(self, name, value, options)  # type: ignore[arg-type]
         return _C.publish(self, value)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from . import _C, errors, gpu_regions
+from . import _C, errors, gpu_regions, gpu_versions
 from .regions import _seconds, form_of, service_of, tensor_form
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ def _tensors_of(state: Tensors | torch.nn.Module) -> dict[str, torch.Tensor]:
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise TypeError(f"a publication has tensors by name, not {name!r}: {type(tensor).__name__}")
     return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def _forms_of(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Returns the forms that the tensors have in an image: without gaps."""
+    return {key: form_of(torch.empty(each.shape, dtype=each.dtype, device="meta")) for key, each in tensors.items()}
 
 
 @final
@@ -50,15 +56,39 @@ class Publication:
         self._agent = agent
         self._service = service_of(agent)
         self._staging: dict[str, torch.Tensor] = {}
-        tensors = self._on_host(state)
-        self._forms = {key: form_of(tensor) for key, tensor in tensors.items()}
-        pieces = [(key, form, tensors[key].nbytes) for key, form in self._forms.items()]
-        self._versions = self._service.publish(name, pieces, **options)
-        self._versions.update(list(tensors.values()), 0)
+        given = _tensors_of(state)
+        on_gpu = gpu_versions.on_one_gpu(given) if options.pop("on_gpu") else []
+        given = {key: given[key] for key in [*(key for key in given if key not in on_gpu), *on_gpu]}
+        self._on_gpu = frozenset(on_gpu)
+        self._forms = _forms_of(given)
+        pieces = [(key, form, given[key].nbytes) for key, form in self._forms.items()]
+        self._versions = self._service.publish(name, pieces, **options, on_gpu=len(on_gpu))
+        self._writer: gpu_versions.Writer | None = None
+        if on_gpu:
+            first = self._versions.gpu_from
+            places = [
+                (offset - first, tensor_form(form))
+                for key, form, offset, _ in self._versions.pieces
+                if key in self._on_gpu
+            ]
+            self._writer = gpu_versions.Writer(given[on_gpu[0]].device, options["block"], places)
+        try:
+            self._update(given, 0)
+        except BaseException:
+            self.withdraw()
+            raise
 
-    def _on_host(self, state: Tensors | torch.nn.Module) -> dict[str, torch.Tensor]:
+    def _update(self, given: dict[str, torch.Tensor], seconds: float) -> int:
+        writer = self._writer
+        host = list(self._on_host({key: each for key, each in given.items() if key not in self._on_gpu}).values())
+        if writer is None:
+            return self._versions.update(host, seconds, None, None)
+        tensors = [given[key] for key in self._forms if key in self._on_gpu]
+        return self._versions.update(host, seconds, writer.make, partial(writer.write, tensors))
+
+    def _on_host(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns the tensors without gaps; copies of those on devices, in page-locked memory that is kept."""
-        given, tensors = _tensors_of(state), {}
+        tensors = {}
         for key, tensor in given.items():
             if tensor.is_cpu:
                 tensors[key] = tensor.contiguous()
@@ -86,8 +116,8 @@ class Publication:
         Readers of older versions go on. ``state`` must not be written meanwhile.
 
         Args:
-            state: tensors of the same names, dtypes and shapes as at first. Those on GPUs are copied to the host,
-                behind the current streams.
+            state: tensors of the same names, dtypes and shapes as at first. Those on GPUs are copied behind the current
+                streams: to the host, or with ``on_gpu`` to memory of the GPU.
             timeout: how many seconds to wait for readers, if all the versions that are kept are being read; -1: the
                 agent's default; 0: no limit.
 
@@ -98,11 +128,11 @@ class Publication:
             InvalidArgument: other names, dtypes or shapes. ResourceExhausted: readers hold all versions; the text
             names them. NotFound: the publication is withdrawn.
         """
-        tensors = self._on_host(state)
-        if (forms := {key: form_of(tensor) for key, tensor in tensors.items()}) != self._forms:
+        given = _tensors_of(state)
+        if (forms := _forms_of(given)) != self._forms:
             other = sorted(key for key in {*forms, *self._forms} if forms.get(key) != self._forms.get(key))
             raise errors.InvalidArgument(f"{self.name!r} with other tensors than before: {', '.join(other[:8])}")
-        return self._versions.update([tensors[key] for key in self._forms], _seconds(self._agent, timeout))
+        return self._update({key: given[key] for key in self._forms}, _seconds(self._agent, timeout))
 
     def withdraw(self) -> None:
         """Ends the publication. Subscribers keep the versions that they hold; those that wait get NotFound.
@@ -189,7 +219,7 @@ class Subscription:
         self._source = self._service.subscribe(publisher, name, _seconds(agent, timeout))
 
     def latest(self, timeout: float = -1) -> Version:
-        """Returns the newest version.
+        """Returns the newest version. Its tensors are in memory of the host.
 
         Args:
             timeout: seconds; -1: the agent's default; 0: none.
@@ -273,32 +303,40 @@ class Loader:
             raise errors.InvalidArgument(f"map= names tensors that the target lacks: {', '.join(unknown)}")
         self.version = 0
         self._epoch = 0
-        self._planned: list[Any] = []
+        self._planned: tuple[Any, bool] | None = None
         self._plain: list[tuple[int, torch.Tensor]] = []
         self._other: list[tuple[torch.Tensor, str, Any, int, int]] = []
+        self._on_gpu: list[gpu_versions.Part] = []
+        self._maps = any(tensor.is_cuda for tensor in self._target.values())
 
     def _plan(self, view: _C.VersionView) -> None:
-        """Sorts the copies into those of bytes as they are, and those by torch, which cast or leave gaps."""
+        """Sorts the copies into those from a GPU, those of bytes as they are, and those by torch, which cast or leave
+        gaps."""
         pieces = {name: (form, offset, nbytes) for name, form, offset, nbytes in view.pieces}
-        self._plain, self._other = [], []
+        self._plain, self._other, self._on_gpu = [], [], []
         for name, tensor in self._target.items():
             source, index = self._map.get(name, (name, ...))
             if source not in pieces:
                 raise errors.InvalidArgument(f"{self._subscription.name!r} has no tensor {source!r}")
             form, offset, nbytes = pieces[source]
-            part = tensor_form(form)[index]
+            whole = tensor_form(form)
+            part = whole[index]
             if part.shape != tensor.shape:
                 raise errors.InvalidArgument(
                     f"{name!r} has the shape {tuple(tensor.shape)}, and its part of {source!r} has {tuple(part.shape)}"
                 )
-            if part.dtype == tensor.dtype and part.is_contiguous() and tensor.is_contiguous() and tensor.is_cpu:
+            if view.region is not None and nbytes and offset >= view.gpu_from:
+                self._on_gpu.append(gpu_versions.Part(tensor, whole, index, offset - view.gpu_from))
+            elif part.dtype == tensor.dtype and part.is_contiguous() and tensor.is_contiguous() and tensor.is_cpu:
                 self._plain.append((offset + int(part.storage_offset()) * part.element_size(), tensor))
             else:
                 self._other.append((tensor, source, index, offset, offset + nbytes))
 
     def load(self, timeout: float = -1) -> int:
         """Brings the tensors to the newest version, and returns its number. Copies only what has changed since the last
-        load; the program must not have written the tensors. After an error they still have the version before.
+        load; the program must not have written the tensors. After an error they still have the version before; but if
+        the publisher dies, withdraws or loses the link while a GPU copies from it, those on GPUs have parts of both,
+        and the next load copies all.
 
         Args:
             timeout: seconds; -1: the agent's default; 0: none.
@@ -306,7 +344,7 @@ class Loader:
         Raises:
             NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
         """
-        return self._load(self._subscription.latest(timeout), timeout)
+        return self._load(None, timeout)
 
     def wait(self, timeout: float = -1) -> int:
         """Waits for a version newer than the last one loaded, then does as :meth:`load`.
@@ -317,20 +355,38 @@ class Loader:
         Raises:
             NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
         """
-        return self._load(self._subscription.wait(self.version, timeout), timeout)
+        return self._load(self.version, timeout)
 
-    def _load(self, version: Version, timeout: float) -> int:
-        view = version._view
-        if view.epoch == self._epoch and view.version == self.version:
-            return self.version
-        if view.pieces != self._planned:
-            self._plan(view)
-            self._planned, self.version = view.pieces, 0
+    @property
+    def carried(self) -> str:
+        """How the last load came: "gpu to gpu", or what :attr:`Subscription.carried` says."""
+        return "gpu to gpu" if self._on_gpu else self._subscription.carried
+
+    def _load(self, newer_than: int | None, timeout: float) -> int:
         seconds = _seconds(self._subscription._agent, timeout)
+        view = self._subscription._source.newest(newer_than, seconds, self._maps)
+        if self._copied(view, seconds):
+            return self.version
+        self._maps = False  # this process cannot map the publisher's GPU, so its agent copies to the host
+        self._copied(self._subscription._source.newest(None, seconds), seconds)
+        return self.version
+
+    def _copied(self, view: _C.VersionView, seconds: float) -> bool:
+        """Copies a version. Returns False if it is on a GPU that cannot be mapped."""
+        if view.epoch == self._epoch and view.version == self.version:
+            return True
+        if (form := (view.pieces, view.region is None)) != self._planned:
+            self._plan(view)
+            self._planned, self.version = form, 0
         ranges = self._subscription._source.changes(view, self.version, self._epoch, seconds)
+        if view.region is not None and self._on_gpu:
+            self.version = 0  # until all is there
+            if not gpu_versions.copy_from(view.region, self._on_gpu, view.gpu_from, ranges):
+                return False
         self._subscription._service.copy(view, self._plain, ranges)
+        version = Version(view)
         for tensor, source, index, begin, end in self._other:
             if ranges is None or any(at < end and begin < at + size for at, size in ranges):
                 tensor.copy_(version[source][index])
         self.version, self._epoch = view.version, view.epoch
-        return self.version
+        return True

@@ -238,6 +238,12 @@ def test_samplers_read_the_weights_of_a_trainer_and_one_is_killed_and_joins_agai
     assert re.search(r"published \d+ versions of 8 MB", output), output
 
 
+@pytest.mark.gpu
+def test_samplers_on_a_gpu_copy_the_weights_there() -> None:
+    output = run("12-weights", "main.py", "--gpu")
+    assert len(re.findall(r"sampler\d: \d+ samples, the last with version \d+, gpu to gpu", output)) == 3, output
+
+
 def test_prefill_writes_blocks_into_the_cache_of_decode() -> None:
     output = run("13-kv", "main.py")
     assert "prefill wrote 24 requests, mapped" in output, output
