@@ -1,15 +1,23 @@
 // Versions whose tensors stay on a GPU: what readers get of them there and by the host, here within one process.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstring>
+#include <functional>
 #include <random>
+#include <thread>
 
 #include "agent/rendezvous/memory_store.h"
+#include "agent/rendezvous/tcp_store.h"
 #include "channels/cuda/copy_timer.h"
 #include "channels/cuda/device.h"
 #include "rpc/regions/service.h"
 #include "tests/agent/agents.h"
+#include "tests/agent/patience.h"
 #include "tests/conformance/cuda_memory.h"
 #include "tests/rpc/regions/version_agents.h"
 
@@ -287,6 +295,141 @@ TEST_F(GpuVersions, ThatCannotBeWrittenLeaveTheVersionBefore) {
   layout.checksums = true;
   const auto refused = publisher.service.publications->publish("sums", std::move(layout), {}, 1);
   EXPECT_EQ(refused.status().code(), Code::invalid_argument);
+}
+
+/// Kills, with processes: children that publish or read until they are killed. All are forked at first, because a
+/// process that has used CUDA must not fork. The parent's port comes by a pipe.
+class GpuVersionKills : public ::testing::Test {
+ protected:
+  static constexpr std::size_t tensor_bytes = 3'000'000;
+  struct Child {
+    pid_t process = 0;
+    int pipe = -1;
+    std::string name;
+  };
+  void SetUp() override {
+    const auto missing = conformance::why_no_cuda(1);
+    if (!missing.empty()) GTEST_SKIP() << missing;
+  }
+  template <class Life>
+  static std::vector<Child> fork_some(Life life) {
+    std::vector<Child> out(static_cast<std::size_t>(std::max(12, testing::rounds(60))));
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      int pipe[2];
+      EXPECT_EQ(::pipe(pipe), 0);
+      out[i].name = "child" + std::to_string(i);
+      out[i].process = ::fork();
+      if (out[i].process == 0) {
+        std::uint16_t port = 0;
+        if (::read(pipe[0], &port, sizeof port) != sizeof port) ::_exit(1);
+        life(*connect_tcp_store("127.0.0.1", port, "", long_enough), out[i].name);
+        ::_exit(0);
+      }
+      ::close(pipe[0]);
+      out[i].pipe = pipe[1];
+    }
+    return out;
+  }
+  static void start(const Child& child, std::uint16_t port) {
+    ASSERT_EQ(::write(child.pipe, &port, sizeof port), static_cast<ssize_t>(sizeof port));
+  }
+  /// Kills the child, and returns its status.
+  static int end(const Child& child) {
+    int status = 0;
+    ::kill(child.process, SIGKILL);
+    EXPECT_EQ(::waitpid(child.process, &status, 0), child.process);
+    ::close(child.pipe);
+    return status;
+  }
+  /// Publishes versions, each full of its number's last byte.
+  static void update_until(const std::function<bool()>& ended, regions::Publication& publication, GpuSet& set) {
+    for (unsigned number = 1; !ended(); ++number) {
+      set.fill(number & 0xff);
+      const auto version = set.update(publication);
+      EXPECT_TRUE(version.ok()) << version.status().text();
+    }
+  }
+  /// Copies the newest version after `version`, and returns its number. ProtocolError: it has bytes of two versions.
+  static Result<std::uint64_t> load(regions::Subscription& subscription, std::uint64_t version) {
+    const auto view = subscription.wait(version, soon(), true);
+    if (!view.ok()) return view.status();
+    const auto mapped = (*view)->region->map_on(0, false);
+    if (!mapped.ok()) return mapped.status();
+    auto bytes = bytes_on_gpu(*mapped);
+    if (auto alive = (*view)->region->alive(); !alive.ok()) return alive;
+    bytes.resize(tensor_bytes);
+    if (std::ranges::count(bytes, bytes[0]) == static_cast<std::ptrdiff_t>(tensor_bytes)) return (*view)->version;
+    return Status(Code::protocol_error, "torn");
+  }
+};
+
+TEST_F(GpuVersionKills, APublisherThatIsKilledTearsNoVersion) {
+  const auto children = fork_some([](const auto& store, const std::string& name) {
+    ServiceAgent publisher(store, name);
+    GpuSet set({tensor_bytes}, 1);
+    const auto publication = *publisher.service.publications->publish("policy", set.given(), {3}, 1);
+    update_until([] { return false; }, *publication, set);
+  });
+  const auto server = std::move(*TcpStoreServer::listen("127.0.0.1", 0, ""));
+  ServiceAgent reader(*connect_tcp_store("127.0.0.1", server->port(), "", long_enough), "reader");
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    const auto& child = children[i];
+    std::mt19937 random(static_cast<unsigned>(i));
+    start(child, server->port());
+    Result<std::shared_ptr<regions::Subscription>> subscription = Status(Code::not_found, "");
+    ASSERT_TRUE(eventually(
+        [&] { return (subscription = reader.service.subscriptions->subscribe(child.name, "policy", soon())).ok(); },
+        long_enough));
+    ASSERT_TRUE(load(**subscription, 0).ok());
+    std::thread killing([&, after = random() % 30'000] {
+      std::this_thread::sleep_for(std::chrono::microseconds(after));
+      end(child);
+    });
+    Result<std::uint64_t> version = std::uint64_t{0};
+    while ((version = load(**subscription, *version)).ok()) {
+    }
+    EXPECT_EQ(version.status().code(), Code::connection_lost) << "seed " << i << ": " << version.status().text();
+    EXPECT_THAT(version.status().text(), HasSubstr(child.name));
+    killing.join();
+  }
+}
+
+TEST_F(GpuVersionKills, AReaderThatIsKilledHarmsNobody) {
+  const auto children = fork_some([](const auto& store, const std::string& name) {
+    ServiceAgent reader(store, name);
+    const auto subscription = reader.subscribe();
+    for (std::uint64_t version = 0;;) {
+      const auto loaded = load(*subscription, version);
+      if (!loaded.ok()) ::_exit(3);
+      version = *loaded;
+    }
+  });
+  const auto server = std::move(*TcpStoreServer::listen("127.0.0.1", 0, ""));
+  const auto store = connect_tcp_store("127.0.0.1", server->port(), "", long_enough);
+  ServiceAgent publisher(*store, "trainer"), reader(*store, "reader");
+  GpuSet set({tensor_bytes}, 1);
+  const auto publication = *publisher.service.publications->publish("policy", set.given(), {3}, 1);
+  std::atomic<bool> ended = false;
+  std::thread updating([&] { update_until([&] { return ended.load(); }, *publication, set); });
+  const auto subscription = reader.subscribe();
+  std::uint64_t version = 0;
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    std::mt19937 random(static_cast<unsigned>(i));
+    start(children[i], server->port());
+    const auto until = Clock().now() + std::chrono::microseconds(random() % 60'000);
+    do {
+      const auto loaded = load(*subscription, version);
+      EXPECT_TRUE(loaded.ok()) << "seed " << i << ": " << loaded.status().text();
+      version = loaded.ok() ? *loaded : 0;
+    } while (Clock().now() < until);
+    const auto status = end(children[i]);
+    EXPECT_TRUE(WIFSIGNALED(status)) << "seed " << i << ": the reader got an error or a torn version";
+  }
+  ended = true;
+  updating.join();
+  EXPECT_TRUE(eventually([&] { return publication->leases() == 0; }));
+  EXPECT_LE(publication->store().images(), 3U);
+  EXPECT_LE(publisher.service.owned->size(), 3U) << "the memory of those that the killed had is let go";
 }
 
 }  // namespace
