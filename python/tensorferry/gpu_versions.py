@@ -89,37 +89,65 @@ def spans_of(ranges: Ranges | None, begin: int, nbytes: int) -> list[tuple[int, 
     return spans if len(spans) <= most_spans else [(spans[0][0], spans[-1][1])]
 
 
-def copy_from(region: _C.RemoteRegion, parts: list[Part], gpu_from: int, ranges: Ranges | None) -> bool:
-    """Copies what of the parts lies in the ranges, which are of the whole image; None: all. Waits until the bytes are
-    there, and raises if they are not of one version. Returns False, and copies nothing, if the region cannot be mapped.
-    """
-    devices = dict.fromkeys(part.target.device for part in parts if part.target.is_cuda)
-    memories = {device: region.map_on(device.index, False) for device in devices}
-    mapped = {device: memory for device, memory in memories.items() if memory is not None}
-    if not mapped or len(mapped) < len(memories):
-        return False
-    batches: dict[torch.device, list[list[torch.Tensor]]] = {device: [] for device in mapped}
-    with torch.no_grad():
-        for part in parts:
+class Copies:
+    """The copies from one region, which an image of the publisher has, to the tensors of a reader. To plan them takes
+    longer than to enqueue them, and an image is used for many versions."""
+
+    def __init__(self, region: _C.RemoteRegion, parts: list[Part], gpu_from: int) -> None:
+        self.region = region
+        self._gpu_from = gpu_from
+        self._end = gpu_from + region.nbytes
+        devices = dict.fromkeys(part.target.device for part in parts if part.target.is_cuda)
+        memories = {device: region.map_on(device.index, False) for device in devices}
+        mapped = {device: memory for device, memory in memories.items() if memory is not None}
+        self.possible = bool(mapped) and len(mapped) == len(memories)
+        # By device: the target, the source, and where that begins in the image. The bytes of the first are copied as
+        # they are, those of the second are cast, have gaps, or go to the host.
+        self._dense: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor, int]]] = {each: [] for each in mapped}
+        self._other: list[tuple[torch.device, Part, torch.Tensor]] = []
+        for part in parts if self.possible else []:
             target = part.target
             if target.numel() == 0:
                 continue
             device = target.device if target.is_cuda else next(iter(mapped))
             source = part.source(mapped[device])
-            item = source.element_size()
             dense = source.is_contiguous() and target.is_contiguous() and target.dtype == source.dtype
             if target.is_cuda and dense:
-                begin = gpu_from + int(source.storage_offset()) * item
-                flat = _words(target.view(-1), source.view(-1))
-                for low, high in spans_of(ranges, begin, source.nbytes):
-                    batches[device].append([each[low // item : high // item] for each in flat])
-            elif spans_of(ranges, gpu_from + part.offset, part.form.nbytes):
+                begin = gpu_from + int(source.storage_offset()) * source.element_size()
+                to, words = _words(target.view(-1), source.view(-1))
+                self._dense[device].append((to, words, begin))
+            else:
+                self._other.append((device, part, source))
+
+    def run(self, ranges: Ranges | None) -> None:
+        """Copies what lies in the ranges, which are of the whole image; None: all. Waits until the bytes are there, and
+        raises if they are not of one version."""
+        if ranges is not None and any(at <= self._gpu_from and self._end <= at + size for at, size in ranges[-1:]):
+            ranges = None
+        with torch.no_grad():
+            for device, part, source in self._other:
+                if spans_of(ranges, self._gpu_from + part.offset, part.form.nbytes):
+                    with torch.cuda.device(device):
+                        part.target.copy_(source)
+            for device, each in self._dense.items():
+                targets, sources = _parts_in(ranges, each)
                 with torch.cuda.device(device):
-                    target.copy_(source)
-        for device, pairs in batches.items():
-            with torch.cuda.device(device):
-                if pairs:
-                    torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
-                wait_for(torch.cuda.current_stream())
-    region.check()
-    return True
+                    if targets:
+                        torch._foreach_copy_(targets, sources)
+                    wait_for(torch.cuda.current_stream())
+        self.region.check()
+
+
+def _parts_in(
+    ranges: Ranges | None, dense: list[tuple[torch.Tensor, torch.Tensor, int]]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Returns what of the targets and of the sources lies in the ranges."""
+    if ranges is None:
+        return [to for to, _, _ in dense], [source for _, source, _ in dense]
+    targets, sources = [], []
+    for to, source, begin in dense:
+        item = source.element_size()
+        for low, high in spans_of(ranges, begin, source.nbytes):
+            targets.append(to[low // item : high // item])
+            sources.append(source[low // item : high // item])
+    return targets, sources

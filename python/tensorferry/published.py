@@ -307,13 +307,14 @@ class Loader:
         self._plain: list[tuple[int, torch.Tensor]] = []
         self._other: list[tuple[torch.Tensor, str, Any, int, int]] = []
         self._on_gpu: list[gpu_versions.Part] = []
+        self._copies: dict[int, gpu_versions.Copies] = {}  # by region: one for each image of the publisher
         self._maps = any(tensor.is_cuda for tensor in self._target.values())
 
     def _plan(self, view: _C.VersionView) -> None:
         """Sorts the copies into those from a GPU, those of bytes as they are, and those by torch, which cast or leave
         gaps."""
         pieces = {name: (form, offset, nbytes) for name, form, offset, nbytes in view.pieces}
-        self._plain, self._other, self._on_gpu = [], [], []
+        self._plain, self._other, self._on_gpu, self._copies = [], [], [], {}
         for name, tensor in self._target.items():
             source, index = self._map.get(name, (name, ...))
             if source not in pieces:
@@ -371,6 +372,13 @@ class Loader:
         self._copied(self._subscription._source.newest(None, seconds), seconds)
         return self.version
 
+    def _copies_from(self, region: _C.RemoteRegion, gpu_from: int) -> gpu_versions.Copies:
+        known = self._copies.get(region.id)
+        if known is None or known.region is not region:
+            self._copies = {key: each for key, each in self._copies.items() if each.region.alive}
+            known = self._copies[region.id] = gpu_versions.Copies(region, self._on_gpu, gpu_from)
+        return known
+
     def _copied(self, view: _C.VersionView, seconds: float) -> bool:
         """Copies a version. Returns False if it is on a GPU that cannot be mapped."""
         if view.epoch == self._epoch and view.version == self.version:
@@ -380,9 +388,12 @@ class Loader:
             self._planned, self.version = form, 0
         ranges = self._subscription._source.changes(view, self.version, self._epoch, seconds)
         if view.region is not None and self._on_gpu:
-            self.version = 0  # until all is there
-            if not gpu_versions.copy_from(view.region, self._on_gpu, view.gpu_from, ranges):
+            copies = self._copies_from(view.region, view.gpu_from)
+            if not copies.possible:
+                self._copies, self.version = {}, 0
                 return False
+            self.version = 0  # until all is there
+            copies.run(ranges)
         self._subscription._service.copy(view, self._plain, ranges)
         version = Version(view)
         for tensor, source, index, begin, end in self._other:
