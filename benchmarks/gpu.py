@@ -265,6 +265,16 @@ def _region_weights(name: str, there: int) -> Row:
     return Row(name, title, MICROSECONDS, contestants, {COPIES: 0.8}, gpus=1 + there)
 
 
+def _version_weights(name: str, there: int) -> Row:
+    contestants = {
+        OURS: ours("version_weights", 0, 0, there),
+        COPIES: bare("copies_of_weights", here=0, there=there),
+    }
+    where = "GPU 1 to GPU 0" if there else "one GPU, two processes"
+    title = f"290 tensors (0.6 GB) of a peer's new version, {where}"
+    return Row(name, title, MICROSECONDS, contestants, {COPIES: 0.8}, gpus=1 + there)
+
+
 GROUP_SIZES = (("1kb", KILO, 5), ("1mb", MEGA, 10), ("64mb", 64 * MEGA, 50))
 
 # Bytes, and how many times as fast as torch's symmetric memory and as NCCL we are to be, if there is a target.
@@ -308,6 +318,8 @@ ROWS = [
     _region_blocks("same-region-blocks", 0),
     _region_weights("region-weights", 1),
     _region_weights("same-region-weights", 0),
+    _version_weights("version-weights", 1),
+    _version_weights("same-version-weights", 0),
     *[
         _torch_backend(f"{prefix}torch-backend-{name}", size, unit, there)
         for prefix, there in (("", 1), ("same-", 0))

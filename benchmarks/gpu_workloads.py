@@ -344,6 +344,7 @@ def among(
 
 BLOCK, BLOCKS = 8192, 40_064  # of a cache of keys and values
 _kept: list[Any] = []
+_published: list[Any] = []  # the tensors, and the publication
 
 
 def _shapes() -> list[tuple[int, ...]]:
@@ -420,6 +421,42 @@ def weights_by_call(rpc: ModuleType, seconds: float, size: int, here: int) -> li
 def owned() -> dict[str, torch.Tensor]:
     """The callee's side."""
     return {str(place): region.tensor for place, region in enumerate(_kept)}
+
+
+def publish_next() -> int:
+    """The callee's side: the same tensors, all of them other than before, as a version on its GPU."""
+    import tensorferry.rpc as rpc
+
+    if not _published:
+        tensors = {
+            str(place): torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for place, shape in enumerate(_shapes())
+        }
+        _published.extend((tensors, rpc.publish(tensors, name="weights", on_gpu=True)))
+    tensors, publication = _published
+    value = publication.version % 100
+    for tensor in tensors.values():
+        tensor.fill_(value)
+    publication.update(tensors)
+    return value
+
+
+def version_weights(rpc: ModuleType, seconds: float, size: int, here: int) -> list[int]:
+    """The same tensors as versions of the callee, each until it is here."""
+    value = rpc.rpc_sync(PEER, publish_next)
+    into = {str(place): torch.zeros(shape, dtype=torch.bfloat16, device=here) for place, shape in enumerate(_shapes())}
+    loader = rpc.subscribe("weights", from_=PEER).into(into)
+    samples: list[int] = []
+    end = time.perf_counter() + seconds
+    while len(samples) < 8 or time.perf_counter() < end:
+        torch.cuda.synchronize(here)
+        begin = time.perf_counter_ns()
+        loader.load()
+        samples.append(time.perf_counter_ns() - begin)
+        if loader.carried != "gpu to gpu" or not all(out.eq(value).all() for out in into.values()):
+            raise AssertionError(f"weights {loader.carried}, or with other bytes")
+        value = rpc.rpc_sync(PEER, publish_next)
+    print(f"  (the first time, with an image to map: {samples[0] / 1e6:.1f} ms)", flush=True)
+    return samples[3:]  # the publisher has 2 or 3 images
 
 
 def copies_of_weights(_: ModuleType, seconds: float, here: int, there: int) -> list[int]:
