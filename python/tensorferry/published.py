@@ -32,6 +32,11 @@ def _tensors_of(state: Tensors | torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
+def _check_size(name: str, form: torch.Tensor, nbytes: int) -> None:
+    if form.nbytes != nbytes:
+        raise errors.ProtocolError(f"the publisher described {name!r} as another size than it has")
+
+
 def _forms_of(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     """Returns the forms that the tensors have in an image: without gaps."""
     return {key: form_of(torch.empty(each.shape, dtype=each.dtype, device="meta")) for key, each in tensors.items()}
@@ -175,8 +180,7 @@ class Version(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         form, offset, nbytes = self._pieces[name]
         like = tensor_form(form)
-        if like.nbytes != nbytes:
-            raise errors.ProtocolError(f"the publisher described {name!r} as another size than it has")
+        _check_size(name, like, nbytes)
         if nbytes == 0:
             return torch.empty(like.shape, dtype=like.dtype)
         return self._view.tensor(offset, nbytes).view(like.dtype).view(like.shape)
@@ -327,6 +331,7 @@ class Loader:
                     f"{name!r} has the shape {tuple(tensor.shape)}, and its part of {source!r} has {tuple(part.shape)}"
                 )
             if view.region is not None and nbytes and offset >= view.gpu_from:
+                _check_size(source, whole, nbytes)
                 self._on_gpu.append(gpu_versions.Part(tensor, whole, index, offset - view.gpu_from))
             elif part.dtype == tensor.dtype and part.is_contiguous() and tensor.is_contiguous() and tensor.is_cpu:
                 self._plain.append((offset + int(part.storage_offset()) * part.element_size(), tensor))
