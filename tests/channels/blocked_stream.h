@@ -1,14 +1,17 @@
-/// A stream that stands for a long kernel, and memory that a caller provides, for the tests of the cuda channels.
+/// A stream that stands for a long kernel, memory that a caller provides, and the end of background jobs, for the tests
+/// of the cuda channels.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <future>
 #include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "channels/channel.h"
+#include "channels/cuda/event_poller.h"
 #include "channels/cuda/pinned.h"
 
 namespace tensorferry::conformance {
@@ -46,6 +49,13 @@ class Blocked {
   cuda::Pinned page_ = *cuda::Pinned::lock(*SharedMemory::create(4096), 0);
   CUstream stream_ = nullptr;
 };
+
+/// Waits for the jobs that the cuda channels have given their background thread so far; it runs them in their order.
+inline void await_background() {
+  std::promise<void> so_far;
+  cuda::background().submit([&] { so_far.set_value(); });
+  so_far.get_future().wait();
+}
 
 /// The memory that a caller provides (`out=`).
 struct Into final : Sink {

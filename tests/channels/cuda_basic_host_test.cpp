@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <limits>
@@ -50,17 +51,22 @@ TEST_F(CudaBasicHost, ALaterBufferThatIsPulledFirstWaitsForTheEarlierOne) {
     if (by_ring) send_until_by_ring();
     Arrivals came;
     std::promise<void> all_came;
-    pair.b->behave({.on_message = [&](Arrivals& arrivals) {
-      came.push_back(arrivals.at(0));
-      if (came.size() == 3) all_came.set_value();
-    }});
+    std::atomic<bool> first_pulled{false}, early{false};
+    pair.b->behave({.on_message =
+                        [&](Arrivals& arrivals) {
+                          came.push_back(arrivals.at(0));
+                          if (came.size() == 3) all_came.set_value();
+                        },
+                    .on_landed =
+                        [&](Arrival&) {
+                          if (!first_pulled) early = true;
+                        }});
     const auto first = pair.a->send(memory->filled(9 * megabyte, 1));
     const auto second = pair.a->send(memory->filled(70 * megabyte, 2));
     const auto third = pair.a->send(memory->filled(1, 3));
     all_came.get_future().wait();
     for (const auto i : {2u, 1u}) pair.b->pull(came[i]);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    EXPECT_EQ(came[2]->landed.runs(), 0);
+    first_pulled = true;
     pair.b->pull(came[0]);
     for (std::size_t i = 0; i < 3; ++i) {
       ASSERT_EQ(pair.b->receive().size(), 1u);
@@ -69,6 +75,7 @@ TEST_F(CudaBasicHost, ALaterBufferThatIsPulledFirstWaitsForTheEarlierOne) {
           << i << (by_ring ? " by ring" : " as bulk data");
     }
     for (const auto& released : {first, second, third}) EXPECT_EQ(released.wait_name(), "Ok");
+    EXPECT_FALSE(early) << "a later buffer landed before the first one was pulled";
     pair.b->behave({});
   }
 }

@@ -11,6 +11,7 @@
 #include "channels/cuda_ipc/cuda_ipc_channel.h"
 #include "channels/pinned_bytes.h"
 #include "tests/agent/patience.h"
+#include "tests/channels/blocked_stream.h"
 #include "tests/conformance/cuda_memory.h"
 #include "tests/conformance/wire_pair.h"
 
@@ -117,7 +118,7 @@ TEST_F(CudaPinnedMemory, IsMadeAtFirstUseSharedByAllLinksAndGivenBackWhenIdle) {
     ASSERT_TRUE(std::holds_alternative<Ticket>(offer));
     pair->a->channel().withdraw(std::get<Ticket>(offer));
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  await_background();
   EXPECT_LE(pinned_bytes(), 2 * of_slots) << "no ring, because a faster channel will carry";
   send(megabyte, 2);
   EXPECT_TRUE(eventually([&] { return pinned_bytes() >= 2 * of_ring; }, seconds(60))) << "a ring, at both ends";
@@ -134,7 +135,7 @@ TEST_F(CudaPinnedMemory, IsMadeAtFirstUseSharedByAllLinksAndGivenBackWhenIdle) {
   const auto offer = other.a->channel().offer(memory->filled(megabyte, 4), Sharing::by_value, interim, {});
   ASSERT_TRUE(std::holds_alternative<Ticket>(offer));
   other.a->channel().withdraw(std::get<Ticket>(offer));
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  await_background();
   EXPECT_LE(pinned_bytes(), with_ring) << "another link uses the same slots";
   EXPECT_TRUE(eventually([&] { return pinned_bytes() == 0; }, seconds(120))) << pinned_bytes() << " bytes are left";
   send(20 * megabyte, 5);  // it works again, with a ring that begins in the middle of the count

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "channels/cuda/event_poller.h"
 #include "channels/cuda_basic/cuda_basic_channel.h"
 #include "channels/cuda_basic/messages.h"
 #include "tests/agent/patience.h"
@@ -79,6 +80,16 @@ class CudaBasicBusy : public ::testing::TestWithParam<bool> {
     std::unique_lock lock(mutex);
     EXPECT_TRUE(changed.wait_for(lock, patience, [&] { return all.size() > index; }));
     return all.at(index);
+  }
+
+  /// Ends the blocked stream's work, and what waits for it.
+  static void end_kernel(const Blocked& kernel) {
+    kernel.let_go();
+    {
+      const DeviceGuard here(0);
+      while (api()->stream_query(kernel.get()) == CUDA_ERROR_NOT_READY) std::this_thread::yield();
+    }
+    cuda::EventPoller::of_this_process().poll_now();
   }
 
   /// Returns memory of the sender that the blocked stream will set to `value`.
@@ -245,17 +256,14 @@ TEST_P(CudaBasicBusy, AnEndOfTheLinkReleasesABusyBufferAtOnce) {
   EXPECT_NE(released.wait().value_or(Status()).text(), "Ok");
   EXPECT_NE(first->landed.wait().value_or(Status()).text(), "Ok");
   EXPECT_NE(first->consumed.wait().value_or(Status()).text(), "Ok");
-  kernel.let_go();
-  std::this_thread::sleep_for(milliseconds(20));
+  end_kernel(kernel);
+  pair.reset();  // no thread uses the channel any more
   EXPECT_EQ(released.runs() + first->landed.runs() + first->consumed.runs(), 3);
 }
 
 TEST_P(CudaBasicBusy, AnEndOfTheLinkFailsABufferThatWaitsForItsMemory) {
   for (const bool arrived : {true, false}) {
-    if (!arrived) {
-      pair.reset();
-      SetUp();
-    }
+    if (!arrived) SetUp();
     all.clear();
     auto destination = memory_b->filled(20 * megabyte, 1);
     const Blocked kernel;
@@ -274,8 +282,8 @@ TEST_P(CudaBasicBusy, AnEndOfTheLinkFailsABufferThatWaitsForItsMemory) {
     pair->b->close({Code::connection_lost, "gone"});
     EXPECT_EQ(first->landed.wait().value_or(Status()).code(), Code::connection_lost);
     EXPECT_EQ(first->consumed.wait().value_or(Status()).code(), Code::connection_lost);
-    kernel.let_go();
-    std::this_thread::sleep_for(milliseconds(20));
+    end_kernel(kernel);
+    pair.reset();  // no thread uses the channel any more
     EXPECT_EQ(first->landed.runs() + first->consumed.runs(), 2);
     EXPECT_TRUE(memory_b->holds(destination, 1)) << "written after the pull had failed";
   }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -407,14 +408,17 @@ TEST_F(CudaGdr, MemoryThatAStreamStillUsesIsWrittenAfterIt) {
   auto into = old;
   into.stream = kernel.get();
   Into sink(into);
+  std::atomic<bool> ended{false}, early{false};
   Outcome landed, consumed;
-  b().channel().pull(letter.tickets.front(), sink, landed.completion(), consumed.completion());
-  settle();
-  EXPECT_EQ(landed.runs(), 0);
+  b().channel().pull(letter.tickets.front(), sink, landed.completion([&](const Status&) { early = !ended; }),
+                     consumed.completion());
+  expect_carries(memory->filled(megabyte, 6), 6);  // behind it on the same queue pairs
+  ended = true;
   kernel.let_go();
   EXPECT_EQ(landed.wait_name(), "Ok");
+  EXPECT_FALSE(early);
   EXPECT_TRUE(memory->holds(into, 4));
-  EXPECT_TRUE(memory->holds(copy, 5));
+  EXPECT_TRUE(memory->holds(copy, 5)) << "the stream read the memory before it was written";
 }
 
 /// The emulated GPU shows a card's bytes only after a flush, or when a card has read them.
@@ -438,7 +442,7 @@ TEST_F(CudaGdr, BuffersUnderWayWhenThePortGoesDownArriveAndThePairIsUsableAgainW
   };
   cards.stall(1);
   const auto released = a().send(memory->filled(8 * megabyte, 6));
-  settle();
+  ASSERT_TRUE(eventually([&] { return cards.stalled() > 0; }));
   set_ports(0);
   expect_arrives(8 * megabyte, 6);
   EXPECT_EQ(released.wait_name(), "Ok");

@@ -5,10 +5,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,6 +16,7 @@
 #include "channels/ibv/ibv_channel.h"
 #include "channels/ibv/messages.h"
 #include "channels/rdma/local_cards.h"
+#include "channels/rdma/shared_cards.h"
 #include "tests/channels/card_link.h"
 #include "tests/conformance/device_memory.h"
 #include "tests/conformance/outcome.h"
@@ -116,6 +117,12 @@ class IbvHostile : public ::testing::Test {
   }
 
   void tell(const ibv::Control& control) { channel->control(encode(control), {}); }
+  /// Waits until the thread that handles messages has handled all that were told so far.
+  void await_handled() {
+    std::promise<void> so_far;
+    shared->connecting().submit([&] { so_far.set_value(); });
+    so_far.get_future().wait();
+  }
   /// Returns an offer of queue pairs that looks like the channel's own, with other numbers.
   ConnectPorts forged(std::uint32_t attempt = 1) {
     auto offer = wire.last<ConnectPorts>().value();
@@ -138,7 +145,8 @@ class IbvHostile : public ::testing::Test {
   std::unique_ptr<DeviceMemory> memory = cpu_memory();
   std::vector<std::shared_ptr<Arrival>> pulled;
   RecordingWire wire;
-  IbvDriver driver;
+  std::shared_ptr<rdma::SharedCards> shared = std::make_shared<rdma::SharedCards>();
+  IbvDriver driver{{}, shared};
   std::unique_ptr<Channel> channel;
 };
 
@@ -164,8 +172,10 @@ TEST_F(IbvHostile, AnOfferWithoutPortsOrWithUnreachableOnesIsAReason) {
 
 TEST_F(IbvHostile, MessagesOutOfOrderChangeNothing) {
   tell(PortsConnected{1, 4096, {{0, 1}}});  // before the queue pairs are connected
+  await_handled();                          // of several ones it would handle the last
   tell(PortsConnected{9, 4096, {{0, 1}}});
   tell(ConnectPorts{0, 1, {}});
+  await_handled();
   for (std::uint8_t port = 0; port < rdma::most_ports; ++port) {
     tell(rdma::PortLost{0, port});
     tell(rdma::PortLost{1, port});
@@ -173,7 +183,7 @@ TEST_F(IbvHostile, MessagesOutOfOrderChangeNothing) {
   }
   channel->control(Bytes(100, std::byte{0xee}), {});
   channel->control({}, {});
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  await_handled();
   EXPECT_TRUE(wire.probed().empty());
   EXPECT_FALSE(wire.last<PortsConnected>().has_value());
 }

@@ -221,7 +221,7 @@ TEST_F(Ibv, BuffersUnderWayWhenThePortGoesDownArriveAndThePairIsUsableAgainWhenI
   };
   cards.stall(1);
   const auto released = a().send(memory->filled(8 * megabyte, 6));
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  ASSERT_TRUE(eventually([&] { return cards.stalled() > 0; }));
   set_ports(0);
   expect_arrives(8 * megabyte, 6);
   EXPECT_EQ(released.wait_name(), "Ok");

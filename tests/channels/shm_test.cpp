@@ -224,7 +224,13 @@ TEST_F(ShmWithSmallLimits, UnusedBlocksAreFreedDownToTheFloor) {
 
 TEST_F(ShmWithSmallLimits, HeldBlocksAreNotFreed) {
   const auto held = carry(memory->filled(2 * megabyte, 1));
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  std::size_t with_others = 0;
+  {
+    Arrivals others;
+    for (std::uint32_t i = 0; i < 2; ++i) others.push_back(carry(memory->filled(megabyte, i)));
+    with_others = shared_mappings();
+  }
+  EXPECT_TRUE(eventually([&] { return shared_mappings() < with_others; })) << "others are freed meanwhile";
   EXPECT_TRUE(memory->holds(held->buffer, 1));
   EXPECT_EQ(driver.usage().held, 2 * megabyte);
 }
