@@ -128,20 +128,29 @@ TEST_P(Calls, ThatExpireFailWithoutAWaiter) {
 }
 
 TEST_P(Calls, WhoseDeadlinePassesInTheQueueAreNotRun) {
-  serve_blocked();
+  const auto time = ManualClock::make();
+  const auto with_clock = [&](RawAgentOptions& options) { options.surroundings.clock = time->clock(); };
+  const auto caller = join(store, "caller", GetParam(), with_clock);
+  const auto callee = join(store, "callee", GetParam(), with_clock);
+  callee->serve("blocked", [&](const Request&, Reply reply) {
+    EXPECT_TRUE(eventually([&] { return open.load(); }));
+    reply.send({});
+  });
   std::atomic<int> ran{0};
-  b->serve("count", [&](const Request&, Reply reply) {
+  callee->serve("count", [&](const Request&, Reply reply) {
     ++ran;
     reply.send({});
   });
   auto first = RawCallOptions{}, second = within(milliseconds(50));
   first.order = second.order = 9;
-  auto blocked = a->call("b", "blocked", {}, first);
-  EXPECT_EQ(call_sync(*a, "b", "count", {}, second).status().code(), Code::deadline_exceeded);
-  std::this_thread::sleep_for(milliseconds(50));  // the callee's clock starts when the request arrives
+  auto blocked = caller->call("callee", "blocked", {}, first), late = caller->call("callee", "count", {}, second);
+  ASSERT_TRUE(eventually([&] { return callee->in_flight().second == 2; }));
+  time->advance(milliseconds(51));
+  EXPECT_TRUE(late.wait());
+  EXPECT_EQ(late.take().status().code(), Code::deadline_exceeded);
   open = true;
   EXPECT_TRUE(blocked.wait());
-  EXPECT_TRUE(eventually([&] { return b->in_flight().second == 0; }));
+  EXPECT_TRUE(eventually([&] { return callee->in_flight().second == 0; }));
   EXPECT_EQ(ran, 0);
 }
 
