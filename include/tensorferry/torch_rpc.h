@@ -20,9 +20,11 @@
 namespace tensorferry {
 
 /// Joins a job as an agent of torch's RPC, and waits for its world. `options` mean the same as for Agent::join, but
-/// `prepare` is not called; peers are agents of torch's RPC in C++ or Python with the backend "tensorferry". `callback`
-/// runs the requests of peers, on threads of the agent; null: torch's own for TorchScript, without Python
-/// (RequestCallbackNoPython). Requests that come before start() wait for it.
+/// `prepare` is not called, and tensors of GPUs in answers go by the answering agent's `device_maps`, as those in its
+/// requests do: both agents of a pair give a map. A tensor of a GPU that it lacks is an error, as with torch. Peers are
+/// agents of torch's RPC in C++ or Python with the backend "tensorferry". `callback` runs the requests of peers, on
+/// threads of the agent; null: torch's own for TorchScript, without Python (RequestCallbackNoPython). Requests that
+/// come before start() wait for it.
 ///
 /// Throws the errors of Agent::join. Errors of the agent's own functions are std::runtime_error; errors of a call
 /// complete its future.

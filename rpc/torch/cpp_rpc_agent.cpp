@@ -40,8 +40,8 @@ std::shared_ptr<torch::distributed::rpc::RpcAgent> make_rpc_agent(
     (void)detail::placement_of(map);  // checks it
     for (const auto& [from, to] : map) {
       settings.device_maps[peer].emplace(torch_device(from), torch_device(to));
-      settings.reverse_device_maps[peer].emplace(torch_device(to), torch_device(from));
     }
+    settings.reverse_device_maps[peer] = settings.device_maps[peer];  // answers go by the way of requests
   }
   auto raw = detail::raw_options_of(options, meeting);
   for (const auto device : raw.devices) {

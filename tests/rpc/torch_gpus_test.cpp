@@ -103,7 +103,7 @@ TEST_F(GpuAgents, OfTorchsRpcRunItsOperatorsOnGpus) {
   AgentOptions options;
   options.devices = gpus();
   auto caller = options;
-  caller.device_maps["worker1"] = {{{DeviceType::cuda, 0}, {DeviceType::cuda, 0}}};
+  caller.device_maps["worker1"] = options.device_maps["worker0"] = {{{DeviceType::cuda, 0}, {DeviceType::cuda, 0}}};
   TorchRpcPair agents(std::move(caller), std::move(options));
   const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
   auto x = at::empty({mega}, floats());

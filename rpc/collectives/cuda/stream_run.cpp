@@ -12,6 +12,14 @@ using driver::api;
 /// The largest input that is never lent to kernels that meet by flags, in bytes.
 static constexpr std::size_t never_lent = std::size_t{64} << 10;
 
+Status StreamRun::status() const {
+  if (ranks_ == 1 || captured_ || !begun_.load(std::memory_order_acquire)) return {};
+  const auto operation = enqueued();
+  // Another rank may have told first that the calls differ.
+  if (auto& group = direct_->group(); !group.failed().ok()) (void)group.compare_announced();
+  return operation->status();
+}
+
 Status StreamRun::enqueue_all(const Fingerprint& called, const WaitLimits& limits,
                               const std::function<void()>& enqueue) {
   const driver::DeviceGuard here(gpu_->device);

@@ -40,9 +40,7 @@ class StreamRun final : public DeviceRun, public std::enable_shared_from_this<St
     const tensorferry::cuda::CaptureModeGuard outside;  // the query belongs to no CUDA graph
     return end_.done().has_value();
   }
-  [[nodiscard]] Status status() const override {
-    return ranks_ > 1 && !captured_ && begun_.load(std::memory_order_acquire) ? enqueued()->status() : Status();
-  }
+  [[nodiscard]] Status status() const override;
 
   Status reduce(const Fingerprint& called, InBytes input, OutBytes output, const ReduceOp& op, std::size_t root,
                 const WaitLimits& limits) override;

@@ -853,7 +853,7 @@ TEST_F(DirectLent, AreReadInPlaceByGraphsTooAndStayMappedForThem) {
     });
     EXPECT_EQ(borrowed(each.group), each.group.size() - 1);
     Gpu elsewhere(each.gpu.device, 1 << 20);
-    const auto once = elsewhere.allocate(4000);  // no graph reads it
+    const auto once = elsewhere.allocate(80'000);  // no graph reads it
     mark(once);
     ASSERT_TRUE(ended(each.group.all_reduce(once, out, DType::int32, Reduction::sum, each.options())).ok());
     EXPECT_EQ(borrowed(each.group), 2 * (each.group.size() - 1));
