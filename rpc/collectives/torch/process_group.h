@@ -123,7 +123,7 @@ class TorchWork final : public c10d::Work {
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
-  /// The milliseconds from time_from_now() until wait() would return; throws before that, and if there was no such call.
+  /// The milliseconds from time_from_now() until wait() would return. Throws before that, and without such a call.
   float getDuration() const override;
   void time_from_now();
   std::chrono::milliseconds getTimeout() const { return timeout_; }  // overrides one that torch 2.11 lacks
