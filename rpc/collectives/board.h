@@ -96,7 +96,7 @@ struct Announcement {
 /// others, takes its parts, and says that it is done. A step's slot is used again two steps later; announce() therefore
 /// waits until all ranks are done with the step that used it before.
 ///
-/// Threads: one thread at a time uses a board; any thread may call wake().
+/// Threads: one thread at a time uses a board; any thread may call wake(), announced() and announcement().
 class Board final {
  public:
   static constexpr std::size_t slot_bytes = std::size_t{64} << 10;

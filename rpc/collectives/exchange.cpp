@@ -170,7 +170,7 @@ Status Exchange::settle_announced(const WaitLimits& limits) {
   std::uint64_t step = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (!announced_) return {};
+    if (!announced_) return mismatch_;
     called = announced_->called;
     step = announced_->step;
   }
@@ -183,23 +183,26 @@ Status Exchange::settle_announced(const WaitLimits& limits) {
 
 Status Exchange::compare_announced() {
   std::optional<Announced> compared;
-  std::vector<Fingerprint> calls(size());
+  Status why;
   {
     const std::lock_guard lock(mutex_);
-    if (!announced_) return {};
+    if (!announced_) return mismatch_;
+    std::vector<Fingerprint> calls(size(), announced_->called);
     for (std::size_t from = 0; from < size(); ++from) {
-      if (from != rank() && !board_->announced(from, announced_->step)) return {};
-      calls[from] = from == rank() ? announced_->called : board_->announcement(from, announced_->step).fingerprint;
+      if (from == rank()) continue;
+      if (!board_->announced(from, announced_->step)) return {};
+      calls[from] = board_->announcement(from, announced_->step).fingerprint;
     }
+    if (const auto status = compare(std::move(calls)); !status.ok()) {
+      mismatch_ = Status(status.code(),
+                         std::string(status.what()) + ". A GPU had begun the operation, so the group has failed");
+    }
+    why = mismatch_;
     board_->done(announced_->step);
     compared = std::move(announced_);
     announced_.reset();
   }
-  const auto status = compare(std::move(calls));
-  if (status.ok()) return {};
-  const Status why(status.code(),
-                   std::string(status.what()) + ". A GPU had begun the operation, so the group has failed");
-  compared->differ(why);
+  if (!why.ok()) compared->differ(why);
   return why;
 }
 

@@ -80,8 +80,8 @@ class Exchange final {
   [[nodiscard]] Links links() const noexcept { return links_; }
   /// Returns the number of the last step that this rank has begun.
   [[nodiscard]] std::uint64_t steps() const noexcept { return step_; }
-  /// Compares the calls of the last announce() once all ranks have come to it. InvalidArgument: they differ, which
-  /// fails the group.
+  /// Compares the calls of the last announce() once all ranks have come to it. InvalidArgument: they differed, now or
+  /// before, which fails the group.
   Status compare_announced();
   /// Returns whether the calls of the last announce() have not been compared yet.
   [[nodiscard]] bool has_announced() const;
@@ -162,10 +162,11 @@ class Exchange final {
     Fingerprint called;
     std::function<void(const Status&)> differ;
   };
-  mutable std::mutex mutex_;                                         // guards the next three
+  mutable std::mutex mutex_;                                         // guards the next four
   std::unique_ptr<Board> board_;                                     // set once; the thread of operations needs no lock
   std::map<std::pair<std::size_t, std::uint64_t>, Buffer> regions_;  // of other ranks
   std::optional<Announced> announced_;                               // not compared yet
+  Status mismatch_;                                                  // of announced calls
 };
 
 }  // namespace tensorferry::collectives

@@ -248,7 +248,8 @@ void RawGroup::rank_failed(std::size_t rank, const Status& why) {
   (void)fail_here(here);
 }
 
-// No rank ends an operation before all have begun it. So this rank runs the last one that the other rank has ended, or
+// No rank ends an operation before all have begun it, except for one that is announced (Exchange::announce), after
+// which a rank drains its devices before it leaves. So this rank runs the last one that the other rank has ended, or
 // has ended it too; and in that one it needs nothing more from the other rank.
 void RawGroup::rank_left(std::size_t rank, std::uint64_t after, const Status& why) {
   std::shared_ptr<RawGroup> host, leaders;

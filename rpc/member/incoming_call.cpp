@@ -13,7 +13,7 @@ bool IncomingCall::begin(std::uint64_t call, bool timed, const std::optional<Cre
   if (!creation) return true;
   if (const auto admitted = member_->references().create(caller_, *creation); !admitted.ok()) {
     if (member_->references().comes_again(caller_, *creation))
-      answer_as_before(creation->object);
+      answer_as_before(*creation);
     else
       fail(admitted);
     return false;
@@ -32,14 +32,17 @@ static void send_nothing(Reply& reply) {
 }
 
 /// Answers a request that has come before, when the object that the first one creates is there.
-void IncomingCall::answer_as_before(const RRefId& object) {
+void IncomingCall::answer_as_before(const Creation& creation) {
   const auto deadline = reply_.deadline();
-  member_->references().fetch(object, deadline, [reply = std::move(reply_)](const Result<Outcome>& outcome) mutable {
-    if (outcome.ok())
-      send_nothing(reply);
-    else
-      reply.fail(outcome.status());
-  });
+  member_->references().fetch(
+      creation.object, deadline,
+      [reply = std::move(reply_)](const Result<Outcome>& outcome) mutable {
+        if (outcome.ok())
+          send_nothing(reply);
+        else
+          reply.fail(outcome.status());
+      },
+      creation.fork);
 }
 
 void IncomingCall::keep(Outcome outcome) {

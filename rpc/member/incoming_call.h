@@ -55,7 +55,7 @@ class IncomingCall final {
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
 
  private:
-  void answer_as_before(const RRefId& object);
+  void answer_as_before(const Creation& creation);
   /// Returns whether the caller may use the object that `target` (a Fetch or MethodTarget) names. ConnectionLost: it
   /// was on an earlier incarnation of this agent. PermissionDenied (References::may_use), which is logged too.
   template <class Target>

@@ -14,7 +14,7 @@ class Absent final : public DirectGroup {
   [[nodiscard]] std::string why_not_captured(int /*device*/) const override {
     return "this build of TensorFerry has no CUDA parts";
   }
-  void drain() override {}
+  void drain(const std::function<bool()>&) override {}
 };
 
 }  // namespace

@@ -42,7 +42,7 @@ class Direct final : public DirectGroup, public std::enable_shared_from_this<Dir
   Result<std::string> prepare(int device, StartOptions options) override;
   std::shared_ptr<DeviceRun> run_on(int device, Stream stream) override;
   std::string why_not_captured(int device) const override;
-  void drain() override;
+  void drain(const std::function<bool()>& interrupted) override;
 
   [[nodiscard]] RawGroup& group() const noexcept { return *group_; }
 

@@ -260,17 +260,18 @@ std::string Direct::why_not_captured(int device) const {
   return it->second->flags ? "" : "a GPU is older than compute capability 7.0";
 }
 
-void Direct::drain() {
+void Direct::drain(const std::function<bool()>& interrupted) {
   std::shared_ptr<DeviceWatch> watch;
   {
     const std::lock_guard lock(mutex_);
     watch = watch_;
   }
   if (!watch) return;
-  watch->drain();
+  watch->drain(interrupted);
   // The others may still read this rank's buffer, which ends with the process.
   for (std::size_t rank = 0; rank < group_->size(); ++rank) {
     while (!words_->has_ended(rank, operations_) && group_->failed().ok() && !group_->has_ended(rank)) {
+      if (interrupted && interrupted()) return;
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -30,7 +31,8 @@ class DeviceRun : public DeviceOperations {
 /// 1. The ranks agree on the call, as for tensors of the host. So a stream never waits for a rank whose thread has not
 ///    come to the operation, and a mismatch is named before anything is enqueued. Not so for an operation of a single
 ///    kernel on 64 KiB or less, among processes: its rank announces the call and goes on. The calls are compared before
-///    the next operation, or within some 20 ms; if they differ, the group fails with InvalidArgument.
+///    the next operation, or within some 20 ms; if they differ, the group fails with InvalidArgument. Until the others
+///    have come, its kernel keeps the GPU busy, as one of NCCL does: what waits for an idle GPU waits for them.
 /// 2. Each rank enqueues on its stream: a copy of its bytes into its buffer, a meeting of the streams (stream_words.h),
 ///    and kernels or copies that read the buffers of the others.
 ///
@@ -74,7 +76,8 @@ class DirectGroup {
   [[nodiscard]] virtual std::string why_not_captured(int device) const = 0;
   /// Waits until all operations that this rank has started have ended on the devices of all ranks, or the group has
   /// failed. A rank that leaves the group does so before, because its leaving fails the group at the others.
-  virtual void drain() = 0;
+  /// `interrupted` ends the wait.
+  virtual void drain(const std::function<bool()>& interrupted = {}) = 0;
 };
 
 }  // namespace tensorferry::collectives::cuda

@@ -15,8 +15,8 @@ static constexpr std::size_t never_lent = std::size_t{64} << 10;
 Status StreamRun::status() const {
   if (ranks_ == 1 || captured_ || !begun_.load(std::memory_order_acquire)) return {};
   const auto operation = enqueued();
-  // Another rank may have told first that the calls differ.
-  if (auto& group = direct_->group(); !group.failed().ok()) (void)group.compare_announced();
+  // The watch may not have looked since. It also fails the group.
+  if (operation->ended() || !direct_->group().failed().ok()) (void)direct_->group().compare_announced();
   return operation->status();
 }
 
@@ -55,6 +55,7 @@ Status StreamRun::enqueue_all(const Fingerprint& called, const WaitLimits& limit
       std::make_shared<Enqueued>(direct_->words(), rank_, number_, called, limits.until, std::exchange(lent_.keep, {}));
   {
     const std::lock_guard lock(mutex_);
+    if (!early_.ok()) return early_;
     enqueued_ = operation;
   }
   begun_.store(true, std::memory_order_release);
@@ -77,10 +78,17 @@ Status StreamRun::agree(const Fingerprint& called, Meets meets, InBytes own, std
     return direct_->group().agree_on(called, limits);
   }
   if (meets == Meets::by_flags && bytes <= never_lent) {
-    if (captured_ || !gpu_->apart) return direct_->group().agree_on(called, limits);
-    const auto differ = [weak = weak_from_this()](const Status& why) {
+    const bool kernels_meet = bytes != 0;
+    if (captured_ || !gpu_->apart || !kernels_meet) return direct_->group().agree_on(called, limits);
+    const auto differ = [weak = weak_from_this(), before = enqueued()](const Status& why) {
       const auto self = weak.lock();
-      if (const auto operation = self ? self->enqueued() : nullptr) operation->fail(why);
+      if (!self) return;
+      const std::lock_guard lock(self->mutex_);
+      if (self->enqueued_ == before) {
+        self->early_ = why;
+      } else {
+        self->enqueued_->fail(why);
+      }
     };
     return direct_->group().announce(called, differ, limits);
   }

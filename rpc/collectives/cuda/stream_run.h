@@ -61,6 +61,8 @@ class StreamRun final : public DeviceRun, public std::enable_shared_from_this<St
     lent_.at.resize(ranks_);
     by_flags_ = ends_by_kernel_ = false;
     chunk_ = 0;
+    const std::lock_guard lock(mutex_);
+    early_ = {};
   }
   /// Enqueues the operation: `enqueue` has its copies, meetings and kernels.
   template <class Enqueue>
@@ -148,7 +150,8 @@ class StreamRun final : public DeviceRun, public std::enable_shared_from_this<St
   CUresult result_ = CUDA_SUCCESS;
   mutable std::mutex mutex_;
   std::shared_ptr<Enqueued> enqueued_;  // guarded by mutex_: the last one, if several use this stream's order
-  tensorferry::cuda::GpuEvent end_;     // in a group of one rank
+  Status early_;                     // and this: why the operation that has been announced, and is enqueued next, fails
+  tensorferry::cuda::GpuEvent end_;  // in a group of one rank
   std::atomic<bool> begun_{false};
 };
 

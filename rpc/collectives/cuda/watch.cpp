@@ -112,7 +112,7 @@ void DeviceWatch::drop_ended() {
   });
 }
 
-void DeviceWatch::drain() {
+void DeviceWatch::drain(const std::function<bool()>& interrupted) {
   constexpr auto patience = 10 * period;  // for streams that have been released
   for (;;) {
     {
@@ -121,6 +121,7 @@ void DeviceWatch::drain() {
       if (operations_.empty()) return;
       if (failed_since_ && std::chrono::steady_clock::now() >= *failed_since_ + grace + patience) return;
     }
+    if (interrupted && interrupted()) return;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
@@ -153,7 +154,7 @@ void DeviceWatch::look() {
   {
     const std::lock_guard lock(mutex_);
     drop_ended();
-    if (operations_.empty() && !replays_may_wait(now) && compared && differ.ok()) {
+    if (operations_.empty() && !replays_may_wait(now) && compared && (differ.ok() || !group_->failed().ok())) {
       looking_ = false;
       return;
     }
@@ -172,7 +173,7 @@ void DeviceWatch::look() {
     });
   }
   const auto fail = [&](const Status& why) { announcer().submit([group = group_, why] { group->fail(why, true); }); };
-  if (!differ.ok()) fail(differ);
+  if (!differ.ok() && group_->failed().ok()) fail(differ);
   if (late && group_->failed().ok() && differ.ok()) {
     std::vector<std::size_t> missing;
     for (std::size_t rank = 0; by_flags && rank < group_->size(); ++rank) {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -92,8 +93,8 @@ class DeviceWatch final : public std::enable_shared_from_this<DeviceWatch> {
   /// The operation added last cannot be ended by its stream, because the driver fails.
   void drop(const Status& why);
   /// Waits until all operations have ended. If the group has failed, it waits little longer than `grace`: a device that
-  /// has failed too ends none.
-  void drain();
+  /// has failed too ends none. `interrupted` ends the wait.
+  void drain(const std::function<bool()>& interrupted);
 
  private:
   void look();

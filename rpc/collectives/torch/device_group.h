@@ -39,7 +39,7 @@ class DeviceGroup final {
   [[nodiscard]] Result<TensorGroup> staged_on(std::string_view operation,
                                               std::initializer_list<at::TensorList> tensors) const;
   /// Waits until all operations have ended on the devices of all ranks. A rank does so before it leaves the group.
-  void drain() const { direct_.drain(); }
+  void drain(const std::function<bool()>& interrupted = {}) const { direct_.drain(interrupted); }
 
  private:
   const TensorGroup host_;

@@ -61,7 +61,7 @@ class DirectOperations final {
   /// Returns why operations on `device` cannot be captured into graphs; empty if they can.
   [[nodiscard]] std::string why_not_captured(c10::Device device) const;
   /// Waits until all operations have ended on the devices.
-  void drain() { group_->drain(); }
+  void drain(const std::function<bool()>& interrupted) { group_->drain(interrupted); }
 
  private:
   const std::shared_ptr<cuda::DirectGroup> group_;

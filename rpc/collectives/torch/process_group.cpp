@@ -544,7 +544,8 @@ void TorchProcessGroup::shutdown() {
   WaitInterruption interruption;
   formed->raw().end_started(interruption.check());
   interruption.rethrow();
-  formed->drain();  // else the others could take this rank's last operations for unfinished ones
+  formed->drain(interruption.check());  // else the others could take this rank's last operations for unfinished ones
+  interruption.rethrow();
   formed->raw().close();
 }
 

@@ -310,6 +310,20 @@ TEST_F(DirectProcesses, ThatDoNotComeToASmallOperationAreNamedAtItsTimeOut) {
   EXPECT_EQ(child_status(), 0);
 }
 
+TEST_F(DirectProcesses, ThatDoNotComeToAnEmptyOperationAreNamedByItsCall) {
+  start([this](ProcessRank&) {
+    EXPECT_TRUE(await("seen"));
+    return 0;
+  });
+  if (IsSkipped()) return;
+  first_->timeout = Milliseconds(50);
+  const auto why = first_->sum(first_->put(0, 1));
+  EXPECT_EQ(why.code(), Code::deadline_exceeded);
+  EXPECT_THAT(why.text(), HasSubstr("rank 1 (\"rank1\") has not come"));
+  reach("seen");
+  EXPECT_EQ(child_status(), 0);
+}
+
 /// Sums on two streams in turns, in a graph and in large pieces between, ahead of the other rank as far as it goes.
 void sum_on_two_streams(ProcessRank& rank, std::int32_t own) {
   Gpu other(rank.gpu().device);
