@@ -10,6 +10,12 @@
 namespace tensorferry::regions {
 namespace {
 
+/// Returns the answer to a peer for whom a version cannot be copied to the host. No code of the driver's goes out: the
+/// peer would take ChannelUnavailable for its own, and ask for the version as a copy.
+Status cannot_land(const std::string& name, const Status& why) {
+  return {Code::internal, formatted("\"{}\" cannot be copied from the GPU to the host: {}", name, why.what())};
+}
+
 Status withdrawn(const std::string& name) { return {Code::not_found, formatted("\"{}\" is published no more", name)}; }
 
 /// Memory of an image that is a region too. Its end drops the region, before the memory goes back to its allocator.
@@ -175,12 +181,13 @@ void Publication::answer(const PeerInfo& peer, const AcquireVersion& asked, cons
   Acquired out{version->version, 0, checksum_of(version->hashes), asked.on_gpu ? version->region : 0};
   if (asked.map && out.region == 0) {
     const WaitInHandler waiting;
-    if (auto landed = store_->land(version); !landed.ok()) return reply.fail(landed);
+    if (auto landed = store_->land(version); !landed.ok()) return reply.fail(cannot_land(name_, landed));
   }
+  const VisitId visit{peer.incarnation, asked.visit};
   bool full = false;
   {
     const std::lock_guard lock(mutex_);
-    auto& held = held_[{peer.incarnation, asked.visit}];
+    auto& held = held_[visit];
     held.peer = peer.name;
     full = held.leases.size() >= most_leases;
     if (!full) {
@@ -191,6 +198,10 @@ void Publication::answer(const PeerInfo& peer, const AcquireVersion& asked, cons
   if (full) {
     return reply.fail({Code::resource_exhausted, formatted("\"{}\" holds {} leases of versions of \"{}\": drop some",
                                                            peer.name, most_leases, name_)});
+  }
+  if (!visitors_->has(visit)) {  // it has ended since it asked, perhaps before the lease was there
+    end(visit);
+    return reply.fail({Code::connection_lost, "the visit has ended"});
   }
   Message message{encode(out), {}, {}, {}};
   if (asked.map) {
@@ -245,7 +256,7 @@ void Publication::fetch(const PeerInfo& peer, const FetchRanges& asked, Reply re
   }
   {
     const WaitInHandler waiting;
-    if (auto landed = store_->land(version); !landed.ok()) return reply.fail(landed);
+    if (auto landed = store_->land(version); !landed.ok()) return reply.fail(cannot_land(name_, landed));
   }
   Message message;
   if (asked.ranges.size() == 1) {

@@ -310,7 +310,9 @@ Result<std::shared_ptr<RemoteRegion>> Subscription::region_of(Source& source, st
   std::vector<std::shared_ptr<RemoteRegion>> ended;  // dropped without the lock
   {
     const std::lock_guard lock(mutex_);
-    if (const auto known = source.regions.find(id); known != source.regions.end()) return known->second;
+    if (const auto known = source.regions.find(id); known != source.regions.end() && known->second->alive().ok()) {
+      return known->second;
+    }
     std::erase_if(source.regions, [&](auto& each) {
       if (each.second->alive().ok()) return false;
       ended.push_back(std::move(each.second));

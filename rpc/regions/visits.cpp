@@ -119,6 +119,11 @@ std::size_t Visitors::size() const {
   return visits_.size();
 }
 
+bool Visitors::has(VisitId visit) const {
+  const std::lock_guard lock(mutex_);
+  return visits_.contains(visit);
+}
+
 Status Visit::why() const {
   const std::lock_guard lock(mutex_);
   return why_;

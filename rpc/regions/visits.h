@@ -47,6 +47,8 @@ class Visitors final : public std::enable_shared_from_this<Visitors> {
   /// Ends all visits: their calls fail with `why` at the visitors. Later visits end at once.
   void close(const Status& why);
   [[nodiscard]] std::size_t size() const;
+  /// Returns whether the visit has been noted, and has not ended.
+  [[nodiscard]] bool has(VisitId visit) const;
 
  private:
   struct Visit {

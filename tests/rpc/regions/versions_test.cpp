@@ -293,6 +293,29 @@ TEST(VersionLeases, AreBoundedAndEndWithTheSubscriber) {
   EXPECT_EQ(publication->waiting(), 0U);
 }
 
+TEST(VersionLeases, EndIfTheVisitEndsBeforeTheAnswer) {
+  const auto store = std::make_shared<MemoryStore>();
+  VersionAgent publisher(store, "trainer"), subscriber(store, "sampler");
+  TestSet set({10'000});
+  auto layout = set.layout();
+  regions::lay_out(layout);
+  const auto versions = std::make_shared<VersionStore>(layout, VersionStore::Options{2});
+  ASSERT_TRUE(versions->update(set.pointers(), Clock().now(), {}).ok());
+  const auto leave = [&](std::uint64_t, bool, const auto&, auto) {
+    const WaitInHandler waiting;
+    subscriber.visits->close();
+    EXPECT_TRUE(eventually([&] { return publisher.visitors->size() == 0; }));
+    return Status();
+  };
+  const auto publication = *publisher.publications->relay("policy", versions, 1, leave);
+  const auto subscription = *subscriber.subscriptions->subscribe("trainer", "policy", soon());
+  EXPECT_EQ(subscription->latest(soon()).status().code(), Code::connection_lost);
+  EXPECT_EQ(publication->leases(), 0U);
+  for (int version = 2; version < 5; ++version) {
+    EXPECT_TRUE(versions->update(set.pointers(), Clock().now(), {}).ok()) << "no image is leased";
+  }
+}
+
 /// Kills, with processes. A child publishes or reads until it is killed; the parent's port comes by a pipe.
 class VersionKills : public ::testing::Test {
  protected:
