@@ -297,6 +297,27 @@ TEST_F(GpuVersions, ThatCannotBeWrittenLeaveTheVersionBefore) {
   EXPECT_EQ(refused.status().code(), Code::invalid_argument);
 }
 
+TEST_F(GpuVersions, ThatCannotBeCopiedToTheHostFailAndAreMappedOn) {
+  // The agent has no regions, so nothing looks at the memory before it is copied.
+  VersionAgent broken(store, "broken", "", {"ring", ""});
+  GpuSet set({100, 50'000}, 1);
+  const auto publication = *broken.publications->publish("policy", set.given(), {3}, 1);
+  const regions::GpuWriter writer{[](std::uint64_t size) -> Result<GpuMemory> {
+                                    const auto bytes = std::make_shared<Bytes>(size);
+                                    return GpuMemory{{{DeviceType::cuda, 99}, bytes->data(), size, nullptr, bytes}, 0};
+                                  },
+                                  [&](const Buffer& image, const Buffer*) -> Result<BlockMarks> {
+                                    return BlockMarks(image.bytes / set.shape.block, 1);
+                                  }};
+  const std::vector<const std::byte*> host{set.bytes[0].data()};
+  ASSERT_TRUE(publication->update(host, Clock().now() + long_enough, {}, &writer).ok());
+  const auto subscription = *reader.service.subscriptions->subscribe("broken", "policy", soon());
+  const auto refused = subscription->latest(soon()).status();
+  EXPECT_EQ(refused.code(), Code::internal);
+  EXPECT_THAT(refused.text(), HasSubstr("\"policy\" cannot be copied from the GPU to the host"));
+  EXPECT_EQ(subscription->carried(), "mapped");
+}
+
 /// Kills, with processes: children that publish or read until they are killed. All are forked at first, because a
 /// process that has used CUDA must not fork. The parent's port comes by a pipe.
 class GpuVersionKills : public ::testing::Test {
