@@ -7,7 +7,8 @@ the publisher from writing what is read (rpc/regions/versions.h); nothing here o
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,29 @@ def changed_blocks(image: torch.Tensor, base: torch.Tensor | None, block: int) -
     return torch.cat(marks).view(torch.uint8)
 
 
+@contextmanager
+def _waits_if_it_fails(devices: Iterable[torch.device]) -> Iterator[None]:
+    """After an error, Ctrl-C too, waits for the current streams: else work that they have might use an image that
+    another stream writes."""
+    try:
+        yield
+    except BaseException:
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        raise
+
+
+def as_bytes_are(part: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Returns whether a copy of bytes makes the tensor equal to the part."""
+    plain = not any(each.is_conj() or each.is_neg() for each in (part, tensor))
+    return plain and part.dtype == tensor.dtype and part.is_contiguous() and tensor.is_contiguous()
+
+
+def is_view(part: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Returns whether an index of ``whole`` has given a view. That by a list or a tensor gives a copy."""
+    return bool(part.untyped_storage()._cdata == whole.untyped_storage()._cdata)
+
+
 class Writer:
     """Writes the tensors of a publication that stay on a GPU, version by version."""
 
@@ -49,7 +73,7 @@ class Writer:
 
     def write(self, tensors: Iterable[torch.Tensor], image: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
         """Copies the tensors behind the current stream, and waits. Returns which blocks differ from ``base``."""
-        with torch.no_grad(), torch.cuda.device(self._device):
+        with torch.no_grad(), torch.cuda.device(self._device), _waits_if_it_fails([self._device]):
             pairs = []
             for (offset, form), tensor in zip(self._places, tensors, strict=True):
                 place = image[offset : offset + form.nbytes].view(form.dtype).view(form.shape)
@@ -99,20 +123,22 @@ class Copies:
         self._end = gpu_from + region.nbytes
         devices = dict.fromkeys(part.target.device for part in parts if part.target.is_cuda)
         memories = {device: region.map_on(device.index, False) for device in devices}
-        mapped = {device: memory for device, memory in memories.items() if memory is not None}
-        self.possible = bool(mapped) and len(mapped) == len(memories)
+        self._mapped = {device: memory for device, memory in memories.items() if memory is not None}
+        self.possible = bool(self._mapped) and len(self._mapped) == len(memories)
         # By device: the target, the source, and where that begins in the image. The bytes of the first are copied as
-        # they are, those of the second are cast, have gaps, or go to the host.
-        self._dense: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor, int]]] = {each: [] for each in mapped}
-        self._other: list[tuple[torch.device, Part, torch.Tensor]] = []
+        # they are, those of the second are cast, have gaps, or go to the host. An index that makes a copy has no
+        # source: it is evaluated at each load.
+        self._dense: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor, int]]] = {
+            each: [] for each in self._mapped
+        }
+        self._other: list[tuple[torch.device, Part, torch.Tensor | None]] = []
         for part in parts if self.possible else []:
             target = part.target
             if target.numel() == 0:
                 continue
-            device = target.device if target.is_cuda else next(iter(mapped))
-            source = part.source(mapped[device])
-            dense = source.is_contiguous() and target.is_contiguous() and target.dtype == source.dtype
-            if target.is_cuda and dense:
+            device = target.device if target.is_cuda else next(iter(self._mapped))
+            source = part.source(self._mapped[device]) if is_view(part.form[part.index], part.form) else None
+            if target.is_cuda and source is not None and as_bytes_are(source, target):
                 begin = gpu_from + int(source.storage_offset()) * source.element_size()
                 to, words = _words(target.view(-1), source.view(-1))
                 self._dense[device].append((to, words, begin))
@@ -124,11 +150,11 @@ class Copies:
         raises if they are not of one version."""
         if ranges is not None and any(at <= self._gpu_from and self._end <= at + size for at, size in ranges[-1:]):
             ranges = None
-        with torch.no_grad():
+        with torch.no_grad(), _waits_if_it_fails(self._mapped):
             for device, part, source in self._other:
                 if spans_of(ranges, self._gpu_from + part.offset, part.form.nbytes):
                     with torch.cuda.device(device):
-                        part.target.copy_(source)
+                        part.target.copy_(part.source(self._mapped[device]) if source is None else source)
             for device, each in self._dense.items():
                 targets, sources = _parts_in(ranges, each)
                 with torch.cuda.device(device):

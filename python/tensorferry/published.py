@@ -96,7 +96,7 @@ class Publication:
         tensors = {}
         for key, tensor in given.items():
             if tensor.is_cpu:
-                tensors[key] = tensor.contiguous()
+                tensors[key] = tensor.resolve_conj().resolve_neg().contiguous()
                 continue
             kept = self._staging.get(key)
             if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
@@ -307,12 +307,13 @@ class Loader:
             raise errors.InvalidArgument(f"map= names tensors that the target lacks: {', '.join(unknown)}")
         self.version = 0
         self._epoch = 0
-        self._planned: tuple[Any, bool] | None = None
+        self._planned: tuple[Any, int, bool] | None = None
         self._plain: list[tuple[int, torch.Tensor]] = []
         self._other: list[tuple[torch.Tensor, str, Any, int, int]] = []
         self._on_gpu: list[gpu_versions.Part] = []
         self._copies: dict[int, gpu_versions.Copies] = {}  # by region: one for each image of the publisher
         self._maps = any(tensor.is_cuda for tensor in self._target.values())
+        self._unmapped: int | None = None  # the epoch of a publication on a GPU that this process cannot map
 
     def _plan(self, view: _C.VersionView) -> None:
         """Sorts the copies into those from a GPU, those of bytes as they are, and those by torch, which cast or leave
@@ -333,7 +334,7 @@ class Loader:
             if view.region is not None and nbytes and offset >= view.gpu_from:
                 _check_size(source, whole, nbytes)
                 self._on_gpu.append(gpu_versions.Part(tensor, whole, index, offset - view.gpu_from))
-            elif part.dtype == tensor.dtype and part.is_contiguous() and tensor.is_contiguous() and tensor.is_cpu:
+            elif tensor.is_cpu and gpu_versions.is_view(part, whole) and gpu_versions.as_bytes_are(part, tensor):
                 self._plain.append((offset + int(part.storage_offset()) * part.element_size(), tensor))
             else:
                 self._other.append((tensor, source, index, offset, offset + nbytes))
@@ -341,8 +342,8 @@ class Loader:
     def load(self, timeout: float = -1) -> int:
         """Brings the tensors to the newest version, and returns its number. Copies only what has changed since the last
         load; the program must not have written the tensors. After an error they still have the version before; but if
-        the publisher dies, withdraws or loses the link while a GPU copies from it, those on GPUs have parts of both,
-        and the next load copies all.
+        the publisher dies, withdraws or loses the link, or Ctrl-C comes, while a GPU copies from it, those on GPUs have
+        parts of both, and the next load copies all.
 
         Args:
             timeout: seconds; -1: the agent's default; 0: none.
@@ -370,10 +371,11 @@ class Loader:
 
     def _load(self, newer_than: int | None, timeout: float) -> int:
         seconds = _seconds(self._subscription._agent, timeout)
-        view = self._subscription._source.newest(newer_than, seconds, self._maps)
+        maps = self._maps and self._unmapped != self._epoch
+        view = self._subscription._source.newest(newer_than, seconds, maps)
         if self._copied(view, seconds):
             return self.version
-        self._maps = False  # this process cannot map the publisher's GPU, so its agent copies to the host
+        self._unmapped = view.epoch  # so the publisher's agent copies to the host
         self._copied(self._subscription._source.newest(None, seconds), seconds)
         return self.version
 
@@ -388,13 +390,14 @@ class Loader:
         """Copies a version. Returns False if it is on a GPU that cannot be mapped."""
         if view.epoch == self._epoch and view.version == self.version:
             return True
-        if (form := (view.pieces, view.region is None)) != self._planned:
+        if (form := (view.pieces, view.gpu_from, view.region is None)) != self._planned:
             self._plan(view)
             self._planned, self.version = form, 0
         ranges = self._subscription._source.changes(view, self.version, self._epoch, seconds)
         if view.region is not None and self._on_gpu:
             copies = self._copies_from(view.region, view.gpu_from)
             if not copies.possible:
+                view.region.check()  # raises if the publisher has died: then another one may be mapped
                 self._copies, self.version = {}, 0
                 return False
             self.version = 0  # until all is there

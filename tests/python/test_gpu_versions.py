@@ -195,6 +195,58 @@ def test_a_withdrawn_publication_and_wrong_options_fail_by_name(cluster):
         rpc.publish({"w": torch.ones(4, device="cuda")}, name="sums", on_gpu=True, checksums=True)
 
 
+def publish_two(name, device):
+    """Publishes two tensors of one block each: the first is on the device, the second on the GPU."""
+    if name in kept:
+        kept.pop(name)[1].withdraw()
+    state = {"a": torch.full((16384,), 1.0, device=device), "b": torch.full((16384,), 2.0, device="cuda")}
+    kept[name] = state, rpc.publish(state, name=name, on_gpu=True)
+
+
+@pytest.mark.gpu
+def test_one_more_tensor_on_the_gpu_after_a_republish_is_planned_anew(cluster):
+    cluster.start(1)
+    target = {name: torch.zeros(16384, device="cuda") for name in ("a", "b")}
+    rpc.rpc_sync("worker1", publish_two, args=("policy", "cpu"))
+    loader = rpc.subscribe("policy", from_="worker1").into(target)
+    for device in ("cpu", "cuda", "cpu"):
+        rpc.rpc_sync("worker1", publish_two, args=("policy", device))
+        for each in target.values():
+            each.zero_()
+        assert loader.load() == 1
+        assert target["a"].eq(1).all() and target["b"].eq(2).all()
+
+
+@pytest.mark.gpu
+def test_indices_that_copy_and_conjugates_come_by_their_values_of_each_version(cluster):
+    cluster.start(1)
+    rpc.rpc_sync("worker1", begin_rows, args=("policy",))
+    rows = [3, 1]
+    target = {
+        "rows": torch.zeros(2, 5, device="cuda"),
+        "c": torch.zeros(3, dtype=torch.complex64, device="cuda").conj(),
+    }
+    loader = rpc.subscribe("policy", from_="worker1").into(target, map={"rows": ("w", rows)})
+    for version in range(1, 9):  # an image has several of them
+        assert loader.load() == version
+        assert target["rows"].tolist() == [[float(version * row)] * 5 for row in rows]
+        assert target["c"].tolist() == [complex(version, -1)] * 3
+        rpc.rpc_sync("worker1", change_rows, args=("policy", version + 1))
+
+
+def rows_of(version):
+    rows = torch.arange(4.0, device="cuda").mul(version).view(4, 1).expand(4, 5)
+    return {"w": rows, "c": torch.full((3,), complex(version, 1), device="cuda", dtype=torch.complex64).conj()}
+
+
+def begin_rows(name):
+    kept[name] = None, rpc.publish(rows_of(1), name=name, on_gpu=True)
+
+
+def change_rows(name, version):
+    return kept[name][1].update(rows_of(version), timeout=60)
+
+
 def begin_chunked(name):
     """In memory of the virtual memory API, which the driver exports by no handle."""
     settings = getattr(torch._C, "_accelerator_setAllocatorSettings", torch.cuda.memory._set_allocator_settings)

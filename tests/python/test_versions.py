@@ -83,6 +83,42 @@ def test_a_loader_casts_slices_and_copies_what_changed(cluster):
         policy.into({"w": torch.zeros(1)}, map={"y": "w"})
 
 
+@pytest.mark.parametrize("index", [[3, 1], (slice(None), [1, 0]), torch.tensor([2, 2]), (torch.tensor([0]), slice(1))])
+def test_a_loader_follows_an_index_that_makes_a_copy(agents, index):
+    a, b = agents("a"), agents("b")
+    state = {"w": torch.arange(12.0).view(4, 3)}
+    publication = a.publish(state, name="policy")
+    mine = {"w": torch.zeros_like(state["w"][index])}
+    loader = b.subscribe("policy", from_="a").into(mine, map={"w": ("w", index)})
+    for version in range(1, 6):
+        assert loader.load() == version
+        assert torch.equal(mine["w"], state["w"][index])
+        state["w"].mul_(-2)
+        publication.update(state)
+
+
+def test_conjugates_and_negatives_are_published_and_loaded_by_their_values(agents):
+    a, b = agents("a"), agents("b")
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    state = {"conjugate": numbers.conj(), "negative": numbers.conj().imag, "plain": numbers, "real": numbers.imag}
+    assert state["conjugate"].is_conj() and state["negative"].is_neg()
+    a.publish(state, name="policy")
+    zeros = torch.zeros(2, dtype=torch.complex64)
+    mine = {
+        "conjugate": zeros.clone(),
+        "negative": torch.zeros(2),
+        "plain": zeros.clone().conj(),
+        "real": zeros.clone().conj().imag,
+    }
+    assert mine["plain"].is_conj() and mine["real"].is_neg()
+    subscription = b.subscribe("policy", from_="a")
+    assert subscription.into(mine).load() == 1
+    version = subscription.latest()
+    for name, tensor in state.items():
+        assert torch.equal(version[name], tensor)
+        assert torch.equal(mine[name], tensor)
+
+
 def test_a_module_publishes_and_loads_its_state(agents):
     a, b = agents("a"), agents("b")
     source, target = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
