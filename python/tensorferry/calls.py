@@ -275,8 +275,9 @@ class Calls(_C.Agent):
             checksums: compute a checksum of each version, which subscribers compare. It costs about as much as reading
                 the bytes once more, on either side.
             kept: how many versions may be there at once, at least 2: one that is written, and those that are read.
-            on_gpu: the versions of tensors on a GPU stay on that GPU, which takes its memory for 2 to ``kept`` copies.
-                A :class:`Loader` of this host copies from there to tensors on GPUs; others get them by the host.
+            on_gpu: the versions of tensors stay on the GPU of the first such tensor, which takes its memory for 2 to
+                ``kept`` copies. A :class:`Loader` of this host copies from there to tensors on GPUs; others get them by
+                the host. Tensors on other devices go to the host.
 
         Raises:
             TypeError: the value cannot be encoded.

@@ -72,6 +72,12 @@ def _before(device: torch.device | None, order: Order, mapped: bool) -> None:
         raise errors.InvalidArgument("in the capture of a CUDA graph a region is used with stream_ordered=True")
 
 
+def refuse_capture(what: str) -> None:
+    """Raises InvalidArgument if the current stream is being captured: a wait for it would break the capture."""
+    if torch.cuda.is_current_stream_capturing():
+        raise errors.InvalidArgument(f"{what} waits for its copies, so the capture of a CUDA graph cannot contain it")
+
+
 def _checked(
     region: Region, grant: _C.RemoteRegion, device: torch.device | None, order: Order, to_write: bool
 ) -> torch.Tensor | None:

@@ -85,6 +85,8 @@ class Publication:
 
     def _update(self, given: dict[str, torch.Tensor], seconds: float) -> int:
         writer = self._writer
+        if writer is not None:
+            gpu_regions.refuse_capture("the update of a publication on a GPU")
         host = list(self._on_host({key: each for key, each in given.items() if key not in self._on_gpu}).values())
         if writer is None:
             return self._versions.update(host, seconds, None, None)
@@ -130,8 +132,8 @@ class Publication:
             The number of the version.
 
         Raises:
-            InvalidArgument: other names, dtypes or shapes. ResourceExhausted: readers hold all versions; the text
-            names them. NotFound: the publication is withdrawn.
+            InvalidArgument: other names, dtypes or shapes; with ``on_gpu``, a CUDA graph is being captured.
+            ResourceExhausted: readers hold all versions; the text names them. NotFound: the publication is withdrawn.
         """
         given = _tensors_of(state)
         if (forms := _forms_of(given)) != self._forms:
@@ -350,6 +352,7 @@ class Loader:
 
         Raises:
             NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
+            InvalidArgument: a CUDA graph is being captured, and a target is on a GPU.
         """
         return self._load(None, timeout)
 
@@ -361,6 +364,7 @@ class Loader:
 
         Raises:
             NotFound: it is withdrawn. ConnectionLost: the publisher has died. DeadlineExceeded. ResourceExhausted.
+            InvalidArgument: a CUDA graph is being captured, and a target is on a GPU.
         """
         return self._load(self.version, timeout)
 
@@ -370,6 +374,8 @@ class Loader:
         return "gpu to gpu" if self._on_gpu else self._subscription.carried
 
     def _load(self, newer_than: int | None, timeout: float) -> int:
+        if self._maps:
+            gpu_regions.refuse_capture("a load to a GPU")
         seconds = _seconds(self._subscription._agent, timeout)
         maps = self._maps and self._unmapped != self._epoch
         view = self._subscription._source.newest(newer_than, seconds, maps)

@@ -247,6 +247,25 @@ def change_rows(name, version):
     return kept[name][1].update(rows_of(version), timeout=60)
 
 
+@pytest.mark.gpu
+def test_a_capture_takes_neither_a_load_nor_an_update(cluster):
+    cluster.start(1)
+    rpc.rpc_sync("worker1", begin_rows, args=("policy",))
+    target = {"w": torch.zeros(4, 5, device="cuda")}
+    loader = rpc.subscribe("policy", from_="worker1").into(target)
+    begin_rows("mine")
+    state = rows_of(2)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        target["w"].add_(1)
+        with pytest.raises(errors.InvalidArgument, match="capture"):
+            loader.load()
+        with pytest.raises(errors.InvalidArgument, match="capture"):
+            kept["mine"][1].update(state)
+    assert loader.load() == 1
+    assert kept["mine"][1].update(state) == 2
+    kept.pop("mine")[1].withdraw()
+
+
 def begin_chunked(name):
     """In memory of the virtual memory API, which the driver exports by no handle."""
     settings = getattr(torch._C, "_accelerator_setAllocatorSettings", torch.cuda.memory._set_allocator_settings)
