@@ -433,7 +433,7 @@ def publish_next() -> int:
         }
         _published.extend((tensors, rpc.publish(tensors, name="weights", on_gpu=True)))
     tensors, publication = _published
-    value = publication.version % 100
+    value: int = publication.version % 100
     for tensor in tensors.values():
         tensor.fill_(value)
     publication.update(tensors)
