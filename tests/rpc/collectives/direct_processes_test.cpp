@@ -249,7 +249,7 @@ Status failure_of(ProcessRank& rank) {
 }
 
 TEST_F(DirectProcesses, ThatCallDifferentSmallOperationsFailTheGroup) {
-  const auto check = [this](ProcessRank& rank, std::size_t count) {
+  const auto check = [](ProcessRank& rank, std::size_t count) {
     const auto values = rank.put(count, 1);
     EXPECT_TRUE(rank.sum(values).ok());
     const auto why = failure_of(rank);
