@@ -57,8 +57,8 @@ class Direct final : public DirectGroup, public std::enable_shared_from_this<Dir
   /// Makes `stream` of `device` wait for the last operation, unless it was on the same stream. The default streams of
   /// two devices have one handle.
   CUresult follow_last(int device, CUstream stream);
-  /// Operation `number` is enqueued on `stream` of `device`.
-  void ends_on(int device, CUstream stream, std::uint32_t number);
+  /// The last operation on `stream` of `device` is enqueued.
+  void ends_on(int device, CUstream stream);
 
  private:
   Status negotiate(GroupGpu& gpu, const WaitLimits& limits);
@@ -76,7 +76,6 @@ class Direct final : public DirectGroup, public std::enable_shared_from_this<Dir
   std::atomic<std::uint32_t> operations_{0};  // drain() reads it
   std::uint32_t meetings_ = 0;
   std::size_t slot_uses_ = 0;
-  std::uint32_t last_ended_ = 0;  // the operation before on a stream; 0: there is none
   int last_device_ = 0;
   CUstream last_stream_ = nullptr;
 };

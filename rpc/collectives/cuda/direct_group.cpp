@@ -278,12 +278,11 @@ void Direct::drain(const std::function<bool()>& interrupted) {
 }
 
 CUresult Direct::follow_last(int device, CUstream stream) {
-  if (last_ended_ == 0 || (last_device_ == device && last_stream_ == stream)) return CUDA_SUCCESS;
-  return words_->await_end(stream, last_ended_);
+  if (operations_ == 0 || (last_device_ == device && last_stream_ == stream)) return CUDA_SUCCESS;
+  return words_->await_end(stream, operations_);
 }
 
-void Direct::ends_on(int device, CUstream stream, std::uint32_t number) {
-  last_ended_ = number;
+void Direct::ends_on(int device, CUstream stream) {
   last_device_ = device;
   last_stream_ = stream;
 }

@@ -68,7 +68,7 @@ Status StreamRun::broadcast(const Fingerprint& called, OutBytes data, std::size_
   count(called, AlgorithmOnGpu::copies);
   const auto kernel = find_exchange(called, data.size());
   const InBytes given = rank_ == root ? data : OutBytes();
-  if (auto status = agree(called, meets(kernel.has_value()), given, data.size(), limits); !status.ok()) return status;
+  if (auto status = agree(called, kernel.has_value(), given, data.size(), limits); !status.ok()) return status;
   if (kernel) {
     Pieces pieces(ranks_);
     pieces.one_for_all = true;
@@ -138,7 +138,7 @@ Status StreamRun::gather(const Fingerprint& called, InBytes input, const std::ve
   if (takes) pieces.taken = outputs;
   if (even) {
     const auto own = pieces.lendable(rank_);
-    if (auto status = agree(called, meets(kernel.has_value()), own, most, limits); !status.ok()) return status;
+    if (auto status = agree(called, kernel.has_value(), own, most, limits); !status.ok()) return status;
   } else {
     const auto sizes = tell_sizes(called, {input.size()}, limits);
     if (!sizes.ok()) return sizes.status();
@@ -174,7 +174,7 @@ Status StreamRun::scatter(const Fingerprint& called, const std::vector<InBytes>&
     if (inputs[to].size() != output.size()) return unexpected(rank_, to, inputs[to].size(), output.size());
   }
   const auto kernel = find_exchange(called, ranks_ * output.size());
-  if (auto status = agree(called, meets(kernel.has_value()), {}, output.size(), limits); !status.ok()) return status;
+  if (auto status = agree(called, kernel.has_value(), {}, output.size(), limits); !status.ok()) return status;
   if (kernel) {
     Pieces pieces(ranks_);
     pieces.most = output.size();
@@ -221,7 +221,7 @@ Status StreamRun::reduce_scatter(const Fingerprint& called, const std::vector<In
     // If pieces are not aligned, the threads of a kernel share out the elements in another way to reduce them than
     // to copy them. So a thread would read what a thread of another block of a rank that does not lend copies.
     const auto own = most % alignment == 0 ? pieces.lendable(rank_) : InBytes();
-    if (auto status = agree(called, Meets::by_flags, own, ranks_ * most, limits); !status.ok()) return status;
+    if (auto status = agree(called, by_flags, own, ranks_ * most, limits); !status.ok()) return status;
   } else {
     if (auto status = direct_->group().agree_on(called, limits); !status.ok()) return status;
   }
@@ -260,7 +260,7 @@ Status StreamRun::all_to_all(const Fingerprint& called, const std::vector<InByte
   pieces.taken = outputs;
   if (even && kernel) {
     const auto own = pieces.lendable(rank_);
-    if (auto status = agree(called, Meets::by_flags, own, ranks_ * most, limits); !status.ok()) return status;
+    if (auto status = agree(called, kernel.has_value(), own, ranks_ * most, limits); !status.ok()) return status;
   } else if (even) {
     if (auto status = direct_->group().agree_on(called, limits); !status.ok()) return status;
   } else {

@@ -155,7 +155,7 @@ Status StreamRun::reduce(const Fingerprint& called, InBytes input, OutBytes outp
   }
   const auto kernel = by_flags ? std::nullopt : std::optional(ReductionKernel::find(gpu_->device, dtype, op, ranks_));
   const auto lent = lendable(input, takes ? output : OutBytes(), two_shots);
-  if (auto status = agree(called, meets(by_flags), lent, input.size(), limits, in_place); !status.ok()) return status;
+  if (auto status = agree(called, by_flags, lent, input.size(), limits, in_place); !status.ok()) return status;
   if (by_flags || (flag_kernel && lent_.all_in_place)) {
     if (!flag_kernel->ok()) return flag_kernel->status();
     return reduce_by_flags(called, **flag_kernel, input, takes ? output : OutBytes(), limits);

@@ -68,16 +68,16 @@ Status StreamRun::enqueue_all(const Fingerprint& called, const WaitLimits& limit
     if (ends != CUDA_SUCCESS && status.ok()) status = driver::status_of(ends, "an operation on the GPU");
     if (ends != CUDA_SUCCESS) direct_->watch().drop(status);
   }
-  direct_->ends_on(gpu_->device, stream_, number_);
+  direct_->ends_on(gpu_->device, stream_);
   return status;
 }
 
-Status StreamRun::agree(const Fingerprint& called, Meets meets, InBytes own, std::size_t bytes,
+Status StreamRun::agree(const Fingerprint& called, bool by_flags, InBytes own, std::size_t bytes,
                         const WaitLimits& limits, bool in_place) {
   if (ranks_ == 1 || gpu_->placement != RankPlacement::gpu_each || !gpu_->staged.empty()) {
     return direct_->group().agree_on(called, limits);
   }
-  if (meets == Meets::by_flags && bytes <= never_lent) {
+  if (by_flags && bytes <= never_lent) {
     const bool kernels_meet = bytes != 0;
     if (captured_ || !gpu_->apart || !kernels_meet) return direct_->group().agree_on(called, limits);
     const auto differ = [weak = weak_from_this(), before = enqueued()](const Status& why) {

@@ -77,17 +77,14 @@ class StreamRun final : public DeviceRun, public std::enable_shared_from_this<St
   /// Begins a chunk: the next half of each buffer is free.
   void take_half() { half_ = gpu_->uses++ % 2; }
   [[nodiscard]] std::byte* half_of(std::size_t rank) const { return gpu_->buffers->half(rank, half_); }
-  /// How the ranks agree on a call: its kernels meet by flags, or do not.
-  enum class Meets : std::uint8_t { by_flags, otherwise };
-  static Meets meets(bool by_flags) { return by_flags ? Meets::by_flags : Meets::otherwise; }
   /// Lets the ranks agree on the call, and finds out whose inputs they read in place. `own` is the input that this rank
   /// lends if the others can map it; empty: none. `in_place`: it is the output too. They read `bytes` bytes of an
-  /// input.
+  /// input. `by_flags`: so their kernels meet.
   ///
   /// A small input is not lent: its copy takes less time than the meeting after the last read. Then kernels that meet
   /// by flags need no word of the hosts, so the calls are compared later (RawGroup::announce()), except among threads
   /// of one process: one thread's driver calls could wait for a kernel that waits for the other's.
-  Status agree(const Fingerprint& called, Meets meets, InBytes own, std::size_t bytes, const WaitLimits& limits,
+  Status agree(const Fingerprint& called, bool by_flags, InBytes own, std::size_t bytes, const WaitLimits& limits,
                bool in_place = false);
   [[nodiscard]] bool lends(std::size_t rank) const { return lent_.at[rank] != nullptr; }
   /// Returns the bytes of the input of `rank` from `at` on, of which this chunk's half has a copy unless they are lent.

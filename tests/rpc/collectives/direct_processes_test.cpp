@@ -112,6 +112,11 @@ class DirectProcesses : public ::testing::Test {
   [[nodiscard]] bool await(const std::string& mark) const {
     return eventually([&] { return std::filesystem::exists(folder_ + "-" + mark); });
   }
+  /// What a second rank does that calls nothing.
+  [[nodiscard]] int stays_until_seen() const {
+    EXPECT_TRUE(await("seen"));
+    return 0;
+  }
   int child_status() {
     int status = -1;
     ::waitpid(std::exchange(child_, -1), &status, 0);
@@ -293,10 +298,7 @@ TEST_F(DirectProcesses, NameTheOperationOnTheHostThatAnotherCallsInstead) {
 }
 
 TEST_F(DirectProcesses, ThatDoNotComeToASmallOperationAreNamedAtItsTimeOut) {
-  start([this](ProcessRank&) {
-    EXPECT_TRUE(await("seen"));
-    return 0;
-  });
+  start([this](ProcessRank&) { return stays_until_seen(); });
   if (IsSkipped()) return;
   const auto values = first_->put(100, 1);
   first_->timeout = Milliseconds(50);
@@ -311,10 +313,7 @@ TEST_F(DirectProcesses, ThatDoNotComeToASmallOperationAreNamedAtItsTimeOut) {
 }
 
 TEST_F(DirectProcesses, ThatDoNotComeToAnEmptyOperationAreNamedByItsCall) {
-  start([this](ProcessRank&) {
-    EXPECT_TRUE(await("seen"));
-    return 0;
-  });
+  start([this](ProcessRank&) { return stays_until_seen(); });
   if (IsSkipped()) return;
   first_->timeout = Milliseconds(50);
   const auto why = first_->sum(first_->put(0, 1));
