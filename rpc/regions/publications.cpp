@@ -10,10 +10,13 @@
 namespace tensorferry::regions {
 namespace {
 
-/// Returns the answer to a peer for whom a version cannot be copied to the host. No code of the driver's goes out: the
-/// peer would take ChannelUnavailable for its own, and ask for the version as a copy.
-Status cannot_land(const std::string& name, const Status& why) {
-  return {Code::internal, formatted("\"{}\" cannot be copied from the GPU to the host: {}", name, why.what())};
+/// Copies a version to the host for a peer, in a handler. No code of the driver's goes out: the peer would take
+/// ChannelUnavailable for its own, and ask for the version as a copy.
+Status land_for_peer(const VersionStore& store, const std::string& name, const VersionLease& version) {
+  const WaitInHandler waiting;
+  const auto landed = store.land(version);
+  if (landed.ok()) return {};
+  return {Code::internal, formatted("\"{}\" cannot be copied from the GPU to the host: {}", name, landed.what())};
 }
 
 Status withdrawn(const std::string& name) { return {Code::not_found, formatted("\"{}\" is published no more", name)}; }
@@ -180,8 +183,7 @@ void Publication::acquire(const PeerInfo& peer, const AcquireVersion& asked, Rep
 void Publication::answer(const PeerInfo& peer, const AcquireVersion& asked, const VersionLease& version, Reply& reply) {
   Acquired out{version->version, 0, checksum_of(version->hashes), asked.on_gpu ? version->region : 0};
   if (asked.map && out.region == 0) {
-    const WaitInHandler waiting;
-    if (auto landed = store_->land(version); !landed.ok()) return reply.fail(cannot_land(name_, landed));
+    if (auto landed = land_for_peer(*store_, name_, version); !landed.ok()) return reply.fail(landed);
   }
   const VisitId visit{peer.incarnation, asked.visit};
   bool full = false;
@@ -254,10 +256,7 @@ void Publication::fetch(const PeerInfo& peer, const FetchRanges& asked, Reply re
     }
     total += range.bytes;
   }
-  {
-    const WaitInHandler waiting;
-    if (auto landed = store_->land(version); !landed.ok()) return reply.fail(cannot_land(name_, landed));
-  }
+  if (auto landed = land_for_peer(*store_, name_, version); !landed.ok()) return reply.fail(landed);
   Message message;
   if (asked.ranges.size() == 1) {
     // The buffer keeps the lease, so the image is not written before the bytes are sent.
