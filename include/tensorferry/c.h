@@ -180,7 +180,7 @@ TFERRY_API void tferry_future_free(tferry_future* future);
 typedef struct tferry_call tferry_call;
 
 typedef enum tferry_event_kind {
-  TFERRY_NOTHING = 0,    // the time-out passed
+  TFERRY_NOTHING = 0,    // the time-out passed, or tferry_agent_released has something to take
   TFERRY_COMPLETED = 1,  // the future of `token` has completed
   TFERRY_CALLED = 2,     // a peer calls; `call` is the receiver's
   TFERRY_LEFT = 3,       // the agent has left: no event comes any more, on any thread
@@ -198,8 +198,9 @@ TFERRY_API void tferry_agent_next(tferry_agent* agent, int64_t timeout_ms, tferr
 /// Makes calls of `function` come as events. Fails as Agent::serve. At most max_queued_calls, with max_queued_bytes,
 /// are unanswered at once; further ones fail at their callers with ResourceExhausted.
 TFERRY_API tferry_error* tferry_agent_serve(tferry_agent* agent, const char* function);
-/// Takes up to `most` numbers of memory (tferry_arguments::memory, ...) that the library no longer reads. Wakes no one:
-/// a program asks now and then, for example before its next call with arrays.
+/// Takes up to `most` numbers of memory (tferry_arguments::memory, ...) that the library no longer reads. If it still
+/// reads others then, the next one that it no longer reads wakes a thread of tferry_agent_next with TFERRY_NOTHING: a
+/// program that asks after each call and after each event gets every number without polling.
 TFERRY_API size_t tferry_agent_released(tferry_agent* agent, uint64_t* numbers, size_t most);
 
 /// The texts and the arguments live until the call is answered.

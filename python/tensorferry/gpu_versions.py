@@ -39,12 +39,12 @@ def changed_blocks(image: torch.Tensor, base: torch.Tensor | None, block: int) -
 @contextmanager
 def _waits_if_it_fails(devices: Iterable[torch.device]) -> Iterator[None]:
     """After an error, Ctrl-C too, waits for the current streams: else work that they have might use an image that
-    another stream writes."""
+    another stream writes. A second Ctrl-C ends the wait."""
     try:
         yield
     except BaseException:
         for device in devices:
-            torch.cuda.current_stream(device).synchronize()
+            wait_for(torch.cuda.current_stream(device))
         raise
 
 

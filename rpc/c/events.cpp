@@ -39,13 +39,16 @@ void Events::add_completed(std::uint64_t token) {
 
 tferry_event Events::next(std::optional<std::chrono::milliseconds> timeout) {
   std::unique_lock lock(mutex_);
-  const auto ready = [&] { return left_ || !events_.empty(); };
+  const auto ready = [&] { return left_ || has_released_ || !events_.empty(); };
   if (!timeout) {
     changed_.wait(lock, ready);
   } else if (!changed_.wait_for(lock, *timeout, ready)) {
     return {TFERRY_NOTHING, 0, 0, nullptr};
   }
-  if (events_.empty()) return {TFERRY_LEFT, 0, 0, nullptr};
+  if (events_.empty()) {
+    has_released_ = false;
+    return {left_ ? TFERRY_LEFT : TFERRY_NOTHING, 0, 0, nullptr};
+  }
   const auto event = events_.front();
   events_.pop_front();
   return event;
@@ -64,10 +67,22 @@ void Events::leave() {
 
 std::shared_ptr<void> Events::owner_of(std::uint64_t number) {
   if (number == 0) return nullptr;
-  return {this, [events = shared_from_this(), number](void*) {
-            const std::lock_guard lock(events->released_mutex_);
-            events->released_.push_back(number);
-          }};
+  {
+    const std::lock_guard lock(released_mutex_);
+    ++lent_;
+  }
+  return {this, [events = shared_from_this(), number](void*) { events->add_released(number); }};
+}
+
+void Events::add_released(std::uint64_t number) {
+  {
+    const std::lock_guard lock(released_mutex_);
+    released_.push_back(number);
+    if (!std::exchange(asked_, false)) return;
+  }
+  const std::lock_guard lock(mutex_);
+  has_released_ = true;
+  changed_.notify_one();
 }
 
 std::size_t Events::take_released(std::uint64_t* numbers, std::size_t most) {
@@ -75,6 +90,8 @@ std::size_t Events::take_released(std::uint64_t* numbers, std::size_t most) {
   const auto count = std::min(most, released_.size());
   std::copy(released_.end() - static_cast<std::ptrdiff_t>(count), released_.end(), numbers);
   released_.resize(released_.size() - count);
+  lent_ -= count;
+  asked_ = lent_ > released_.size();
   return count;
 }
 

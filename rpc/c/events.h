@@ -31,7 +31,8 @@ class Events final : public std::enable_shared_from_this<Events> {
   /// Adds a call. Drops it if the agent has left.
   void add_call(std::unique_ptr<tferry_call> call);
   void add_completed(std::uint64_t token);
-  /// Waits for an event; nullopt: without a limit.
+  /// Waits for an event; nullopt: without a limit. TFERRY_NOTHING: the time has passed, or memory is free again that
+  /// the library still read when the program asked last.
   tferry_event next(std::optional<std::chrono::milliseconds> timeout);
   /// Ends the events, and drops the calls among them.
   void leave();
@@ -41,14 +42,19 @@ class Events final : public std::enable_shared_from_this<Events> {
   std::size_t take_released(std::uint64_t* numbers, std::size_t most);
 
  private:
+  void add_released(std::uint64_t number);
+
   const std::size_t most_calls_, most_bytes_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<tferry_event> events_;
   std::size_t calls_ = 0, bytes_ = 0;  // admitted and not answered
   bool left_ = false;
-  std::mutex released_mutex_;
+  bool has_released_ = false;  // a waiting thread shall ask for what was released
+  std::mutex released_mutex_;  // never held with mutex_
   std::vector<std::uint64_t> released_;
+  std::size_t lent_ = 0;  // numbers that have an owner, or that nobody has taken from released_ yet
+  bool asked_ = false;    // the program has asked while numbers had owners: the next release wakes a thread
 };
 
 }  // namespace tensorferry::c

@@ -182,6 +182,32 @@ sys.stdin.read()
     assert process.wait(60) == 0
 
 
+def test_memory_is_given_back_though_no_call_follows(store: Any) -> None:
+    """The peer may read the arguments of a call that has timed out until it dies."""
+    peer = start(store, 'agent.expose(len, name="len")\nprint("ready", flush=True)\nsys.stdin.read()', name="stopped")
+    assert peer.stdout.readline() == "ready\n"
+    body = f"""
+    import gc, os, signal, time, weakref
+    small = np.zeros(10)
+    assert agent.call("stopped", "len", (small,), require="cma") == 10
+    os.kill({peer.pid}, signal.SIGSTOP)
+    big = np.zeros(1_000_000)
+    gone = weakref.ref(big)
+    error = raised(agent.call, "stopped", "len", (big,), require="cma", timeout=0.2)
+    assert isinstance(error, errors.DeadlineExceeded), error
+    del big, error
+    gc.collect()
+    assert gone() is not None
+    os.kill({peer.pid}, signal.SIGKILL)
+    until = time.monotonic() + 60
+    while gone() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert gone() is None
+    """
+    run(store, body)
+    peer.communicate()
+
+
 def test_values_arrive_as_what_they_were(store: Any, server: Any) -> None:
     run(
         store,

@@ -30,8 +30,6 @@ NOTHING, COMPLETED, CALLED, LEFT = range(4)
 REMOTE_ERROR = 11
 #: How long a wait of the main thread lasts before Python may run the handler of a signal, in ms.
 SLICE = 50
-#: How long a thread waits for an event while there is memory that the library may release, in ms.
-RELEASE = 500
 
 _living: weakref.WeakSet[Agent] = weakref.WeakSet()
 
@@ -186,10 +184,11 @@ class Agent:
         """
         options = (timeout, require, wait_for_ready, order, idempotent)
         future = self._start(peer, function, args, kwargs, options)
-        result = self._finish(_waited(future))
-        if self._memory:
-            self._release()
-        return result
+        try:
+            return self._finish(_waited(future))
+        finally:
+            if self._memory:
+                self._release()
 
     def call_async(
         self,
@@ -307,7 +306,7 @@ class Agent:
         """Takes events until the agent leaves. While a thread runs a function, another one waits for events."""
         event = Event()
         while True:
-            lib.tferry_agent_next(self._handle, RELEASE if self._memory else -1, byref(event))
+            lib.tferry_agent_next(self._handle, -1, byref(event))
             if event.kind == LEFT:
                 return
             if event.kind == CALLED:
