@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "agent/agent_metrics.h"
 #include "agent/call_state.h"
-#include "agent/connect.h"
-#include "agent/engine.h"
+#include "agent/dial/connect.h"
 #include "agent/idempotent_call.h"
-#include "agent/link.h"
-#include "agent/timer.h"
+#include "agent/link/engine.h"
+#include "agent/link/link.h"
+#include "agent/observing/agent_metrics.h"
+#include "agent/transport/timer.h"
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/out_of_memory.h"

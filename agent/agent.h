@@ -15,8 +15,8 @@
 #include "agent/handles.h"
 #include "agent/message.h"
 #include "agent/options.h"
-#include "agent/rendezvous/store.h"
 #include "agent/reports.h"
+#include "agent/store.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "channels/buffer.h"
@@ -24,9 +24,9 @@
 namespace tensorferry {
 
 class OneSided;
-struct AgentMetrics;                      // agent/agent_metrics.h
-struct FlightEvent;                       // agent/flight_recorder.h
-enum class FlightSubject : std::uint8_t;  // agent/flight_recorder.h
+struct AgentMetrics;                      // agent/observing/agent_metrics.h
+struct FlightEvent;                       // agent/observing/flight_recorder.h
+enum class FlightSubject : std::uint8_t;  // agent/observing/flight_recorder.h
 
 /// An agent: serves functions to its peers and calls theirs. Any thread may use it.
 ///
@@ -110,7 +110,7 @@ class RawAgent {
   void time_calls(bool timed);
   /// Adds an event to the flight recorder.
   void note(FlightSubject subject, std::string_view name, std::string_view text);
-  /// Returns the events of the flight recorder (agent/flight_recorder.h), in the order of time.
+  /// Returns the events of the flight recorder (agent/observing/flight_recorder.h), in the order of time.
   [[nodiscard]] std::vector<FlightEvent> flight_events() const;
   /// Records the calls that begin from now on, made and served here, until stop_trace(). Returns the recording's
   /// number.

@@ -2,11 +2,11 @@
 #include <utility>
 
 #include "agent/call_state.h"
+#include "agent/calls/outgoing_calls.h"
 #include "agent/executor.h"
 #include "agent/handles.h"
 #include "agent/idempotent_call.h"
 #include "agent/message.h"
-#include "agent/outgoing_calls.h"
 #include "base/foreign_code.h"
 #include "base/futex.h"
 #include "base/out_of_memory.h"

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "agent/agent_metrics.h"
 #include "agent/call_state.h"
-#include "agent/engine.h"
-#include "agent/link.h"
+#include "agent/link/engine.h"
+#include "agent/link/link.h"
+#include "agent/observing/agent_metrics.h"
 
 namespace tensorferry {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "agent/engine.h"
-#include "agent/link.h"
+#include "agent/link/engine.h"
+#include "agent/link/link.h"
 #include "base/out_of_memory.h"
 #include "base/text.h"
 

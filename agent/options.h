@@ -9,7 +9,7 @@
 
 #include "agent/executor.h"
 #include "agent/message.h"
-#include "agent/rendezvous/store.h"
+#include "agent/store.h"
 #include "base/clock.h"
 #include "channels/buffer.h"
 #include "channels/registry.h"

@@ -64,7 +64,8 @@ class Clock final {
   }
   /// Returns whether this is the system's clock.
   [[nodiscard]] bool is_steady() const noexcept { return source_ == nullptr; }
-  /// See TimeSource::set_alarm. Only if !is_steady(): timers of the system's clock need a thread (agent/timer.h).
+  /// See TimeSource::set_alarm. Only if !is_steady(): timers of the system's clock need a thread
+  /// (agent/transport/timer.h).
   [[nodiscard]] std::unique_ptr<TimeSource::Alarm> set_alarm(time_point at, std::function<void()> ring) const {
     return source_->set_alarm(at, std::move(ring));
   }

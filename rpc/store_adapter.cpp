@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/address.h"
+#include "agent/transport/address.h"
 #include "base/text.h"
 
 namespace tensorferry {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "agent/rendezvous/store.h"
+#include "agent/store.h"
 
 namespace tensorferry {
 

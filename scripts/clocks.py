@@ -15,9 +15,9 @@ from pathlib import Path
 DIRECT = re.compile(r"steady_clock::now\(|this_thread::sleep_(?:for|until)\(")
 
 REAL_TIME = {
-    "agent/call_trace.cpp": "relates the steady clock to the time of day",
-    "agent/executor_use.h": "measures how long entering an executor takes",
-    "agent/link.cpp": "waits for another thread that reads the last replies, 50 ms at most",
+    "agent/observing/call_trace.cpp": "relates the steady clock to the time of day",
+    "agent/pool/executor_use.h": "measures how long entering an executor takes",
+    "agent/link/link.cpp": "waits for another thread that reads the last replies, 50 ms at most",
     "agent/transport/doorbell.cpp": "ends idle threads of this process",
     "agent/transport/oversubscribed_wait.h": "spins for microseconds",
     "rpc/collectives/cuda/direct_group.cpp": "waits for devices",

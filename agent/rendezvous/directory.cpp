@@ -4,8 +4,8 @@
 #include <set>
 #include <utility>
 
-#include "agent/rendezvous/blocking_io.h"
 #include "agent/rendezvous/slots.h"
+#include "agent/transport/blocking_io.h"
 #include "base/log.h"
 #include "base/text.h"
 

@@ -34,10 +34,10 @@
 #include <string_view>
 #include <vector>
 
-#include "agent/cluster_key.h"
 #include "agent/rendezvous/record.h"
 #include "agent/rendezvous/roster.h"
-#include "agent/rendezvous/store.h"
+#include "agent/store.h"
+#include "agent/transport/cluster_key.h"
 #include "base/clock.h"
 
 namespace tensorferry {

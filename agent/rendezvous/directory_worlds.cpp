@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "agent/rendezvous/blocking_io.h"
 #include "agent/rendezvous/directory.h"
 #include "agent/rendezvous/slots.h"
+#include "agent/transport/blocking_io.h"
 #include "base/log.h"
 #include "base/text.h"
 

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <utility>
 
-#include "agent/rendezvous/blocking_io.h"
-#include "agent/rendezvous/store.h"
+#include "agent/store.h"
+#include "agent/transport/blocking_io.h"
 
 namespace tensorferry {
 

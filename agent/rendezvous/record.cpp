@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "agent/address.h"
+#include "agent/transport/address.h"
 #include "base/host.h"
 #include "base/text.h"
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "agent/cluster_key.h"
+#include "agent/transport/cluster_key.h"
 #include "base/record.h"
 #include "base/status.h"
 

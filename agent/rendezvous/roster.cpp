@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "agent/address.h"
+#include "agent/transport/address.h"
 
 namespace tensorferry {
 

@@ -6,8 +6,8 @@
 #include <tuple>
 #include <vector>
 
-#include "agent/cluster_key.h"
 #include "agent/rendezvous/record.h"
+#include "agent/transport/cluster_key.h"
 #include "base/record.h"
 #include "base/status.h"
 #include "base/text.h"

@@ -8,13 +8,14 @@
 #include <memory>
 #include <string>
 
-#include "agent/rendezvous/store.h"
+#include "agent/store.h"
 #include "base/clock.h"
 
 namespace tensorferry {
 
 /// Bounds on a server. A request beyond `keys` or `bytes` gets ResourceExhausted; a connection beyond `connections`
-/// that have proved themselves is closed. Those that have not take places among the strangers (agent/strangers.h).
+/// that have proved themselves is closed. Those that have not take places among the strangers
+/// (agent/handshake/strangers.h).
 struct TcpStoreBounds {
   std::size_t keys = std::size_t{1} << 18;
   std::size_t bytes = std::size_t{256} << 20;  // of keys and values together

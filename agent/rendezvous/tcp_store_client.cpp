@@ -7,11 +7,11 @@
 #include <mutex>
 #include <vector>
 
-#include "agent/address.h"
-#include "agent/auth.h"
-#include "agent/rendezvous/blocking_io.h"
+#include "agent/handshake/auth.h"
 #include "agent/rendezvous/store_protocol.h"
 #include "agent/rendezvous/tcp_store.h"
+#include "agent/transport/address.h"
+#include "agent/transport/blocking_io.h"
 #include "agent/transport/socket_port.h"
 #include "agent/transport/tcp_liveness.h"
 #include "agent/transport/tls_port.h"

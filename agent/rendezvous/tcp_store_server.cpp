@@ -13,12 +13,12 @@
 #include <thread>
 #include <unordered_map>
 
-#include "agent/address.h"
-#include "agent/auth.h"
-#include "agent/handshake_io.h"
+#include "agent/handshake/auth.h"
+#include "agent/handshake/handshake_io.h"
+#include "agent/handshake/strangers.h"
 #include "agent/rendezvous/store_protocol.h"
 #include "agent/rendezvous/tcp_store.h"
-#include "agent/strangers.h"
+#include "agent/transport/address.h"
 #include "agent/transport/socket_port.h"
 #include "agent/transport/tls_port.h"
 #include "base/fork.h"

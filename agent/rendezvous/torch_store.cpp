@@ -13,8 +13,8 @@
 #include <mutex>
 #include <utility>
 
-#include "agent/address.h"
-#include "agent/rendezvous/blocking_io.h"
+#include "agent/transport/address.h"
+#include "agent/transport/blocking_io.h"
 #include "base/long_wait.h"
 #include "base/per_process.h"
 #include "base/text.h"

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "agent/rendezvous/store.h"
+#include "agent/store.h"
 #include "base/clock.h"
 
 namespace tensorferry {

@@ -14,7 +14,7 @@
 #include <span>
 #include <string_view>
 
-#include "agent/cluster_key.h"
+#include "agent/transport/cluster_key.h"
 
 namespace tensorferry {
 

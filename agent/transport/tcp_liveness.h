@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "agent/message.h"
 #include "agent/transport/port.h"
+#include "base/clock.h"
 
 namespace tensorferry {
 

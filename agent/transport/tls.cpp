@@ -9,7 +9,7 @@
 #include <memory>
 #include <span>
 
-#include "agent/secret_file.h"
+#include "agent/transport/secret_file.h"
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/text.h"

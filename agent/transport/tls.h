@@ -18,7 +18,7 @@
 #include <string>
 #include <string_view>
 
-#include "agent/cluster_key.h"
+#include "agent/transport/cluster_key.h"
 #include "agent/transport/kernel_tls.h"
 #include "base/status.h"
 

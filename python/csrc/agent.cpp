@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "agent/placement.h"
+#include "agent/buffers/placement.h"
 #include "converters/cpu.h"
 #include "converters/cuda.h"
 #include "python/csrc/codec_records.h"

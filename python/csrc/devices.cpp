@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "agent/placement.h"
+#include "agent/buffers/placement.h"
 
 namespace tensorferry::python {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "agent/agent_metrics.h"
-#include "agent/flight_recorder.h"
+#include "agent/observing/agent_metrics.h"
+#include "agent/observing/flight_recorder.h"
 
 namespace tensorferry::python {
 namespace {

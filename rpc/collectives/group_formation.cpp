@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "agent/flight_recorder.h"
+#include "agent/observing/flight_recorder.h"
 #include "base/environment.h"
 #include "base/host.h"
 #include "base/long_wait.h"

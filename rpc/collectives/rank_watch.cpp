@@ -3,7 +3,7 @@
 #include <chrono>
 #include <utility>
 
-#include "agent/session.h"
+#include "agent/connections/session.h"
 #include "base/host.h"
 #include "rpc/collectives/board.h"
 #include "rpc/collectives/messages.h"

@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "agent/flight_recorder.h"
+#include "agent/observing/flight_recorder.h"
 #include "base/background.h"
 #include "base/foreign_code.h"
 #include "base/per_process.h"

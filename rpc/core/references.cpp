@@ -1,6 +1,6 @@
 #include "rpc/core/references.h"
 
-#include "agent/cluster_key.h"
+#include "agent/transport/cluster_key.h"
 #include "base/text.h"
 #include "rpc/core/reference_proof.h"
 #include "rpc/core/reference_transaction.h"

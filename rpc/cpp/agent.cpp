@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "agent/placement.h"
+#include "agent/buffers/placement.h"
 #include "agent/rendezvous/memory_store.h"
 #include "agent/rendezvous/tcp_store.h"
 #include "rpc/core/envelope.h"

@@ -1,7 +1,7 @@
 #include <optional>
 #include <utility>
 
-#include "agent/placement.h"
+#include "agent/buffers/placement.h"
 #include "rpc/core/envelope.h"
 #include "rpc/core/exception.h"
 #include "rpc/cpp/core.h"

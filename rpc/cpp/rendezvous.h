@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "agent/rendezvous/store.h"
 #include "agent/rendezvous/tcp_store.h"
+#include "agent/store.h"
 #include "tensorferry/agent.h"
 
 namespace tensorferry::detail {

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <tuple>
 
-#include "agent/address.h"
+#include "agent/transport/address.h"
 #include "base/log.h"
 #include "base/text.h"
 

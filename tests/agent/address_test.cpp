@@ -1,4 +1,4 @@
-#include "agent/address.h"
+#include "agent/transport/address.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

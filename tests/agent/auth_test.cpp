@@ -1,4 +1,4 @@
-#include "agent/auth.h"
+#include "agent/handshake/auth.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

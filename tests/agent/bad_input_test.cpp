@@ -9,7 +9,7 @@
 #include <sstream>
 #include <thread>
 
-#include "agent/bulk_reads.h"
+#include "agent/buffers/bulk_reads.h"
 #include "base/log.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/mail_channel.h"

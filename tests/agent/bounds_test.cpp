@@ -12,9 +12,9 @@
 #include <string>
 #include <thread>
 
-#include "agent/credits.h"
-#include "agent/fair_queue.h"
-#include "agent/incoming_calls.h"
+#include "agent/calls/credits.h"
+#include "agent/calls/incoming_calls.h"
+#include "agent/pool/fair_queue.h"
 #include "channels/host_memory.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <random>
 
-#include "agent/channel_set.h"
+#include "agent/buffers/channel_set.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
 #include "tests/agent/raw_peer.h"

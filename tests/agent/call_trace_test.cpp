@@ -1,5 +1,5 @@
 // Traces of calls: what an agent records, and that both ends of a call have the same number.
-#include "agent/call_trace.h"
+#include "agent/observing/call_trace.h"
 
 #include <gmock/gmock.h>
 #include <unistd.h>

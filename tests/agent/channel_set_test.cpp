@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "agent/acknowledgements.h"
-#include "agent/bulk_reads.h"
-#include "agent/incoming_controls.h"
+#include "agent/buffers/acknowledgements.h"
+#include "agent/buffers/bulk_reads.h"
+#include "agent/buffers/incoming_controls.h"
+#include "agent/buffers/offered_buffers.h"
+#include "agent/buffers/probes.h"
 #include "agent/message.h"
-#include "agent/offered_buffers.h"
-#include "agent/probes.h"
 
 namespace tensorferry {
 namespace {

@@ -14,8 +14,8 @@
 #include <string>
 #include <utility>
 
-#include "agent/auth.h"
-#include "agent/rendezvous/blocking_io.h"
+#include "agent/handshake/auth.h"
+#include "agent/transport/blocking_io.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/folder_store.h"
 #include "tests/agent/forked.h"

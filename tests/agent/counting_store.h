@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "agent/rendezvous/store.h"
+#include "agent/store.h"
 
 namespace tensorferry::testing {
 

@@ -7,7 +7,7 @@
 #include <random>
 #include <thread>
 
-#include "agent/agent_metrics.h"
+#include "agent/observing/agent_metrics.h"
 #include "tests/agent/peers.h"
 #include "tests/agent/raw_peer.h"
 #include "tests/base/manual_clock.h"

@@ -1,5 +1,5 @@
 // The flight recorder, the histograms of latencies, and what RawAgent::metrics() counts.
-#include "agent/flight_recorder.h"
+#include "agent/observing/flight_recorder.h"
 
 #include <gmock/gmock.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "agent/agent_metrics.h"
+#include "agent/observing/agent_metrics.h"
 #include "tests/agent/agents.h"
 
 namespace tensorferry {

@@ -17,7 +17,7 @@
 #include <thread>
 #include <utility>
 
-#include "agent/rendezvous/store.h"
+#include "agent/store.h"
 #include "base/file_descriptor.h"
 
 namespace tensorferry::testing {

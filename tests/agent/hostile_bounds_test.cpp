@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "agent/incoming_controls.h"
-#include "agent/pool.h"
+#include "agent/buffers/incoming_controls.h"
+#include "agent/pool/pool.h"
 #include "channels/host_memory.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/mail_channel.h"

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "agent/address.h"
+#include "agent/transport/address.h"
 #include "agent/transport/network.h"
 #include "agent/transport/socket_port.h"
 #include "tests/agent/agents.h"

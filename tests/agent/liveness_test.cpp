@@ -1,5 +1,5 @@
 // When a peer on another host counts as dead.
-#include "agent/liveness.h"
+#include "agent/connections/liveness.h"
 
 #include <gtest/gtest.h>
 

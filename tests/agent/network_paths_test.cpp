@@ -1,5 +1,5 @@
 // The networks that two agents have in common.
-#include "agent/network_paths.h"
+#include "agent/dial/network_paths.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Who is at the other end of a link, and what waits for a connection to it.
-#include "agent/other_end.h"
+#include "agent/connections/other_end.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "agent/unsent_messages.h"
+#include "agent/connections/unsent_messages.h"
 
 namespace tensorferry {
 namespace {

@@ -9,7 +9,7 @@
 #include <array>
 #include <thread>
 
-#include "agent/channel_binding.h"
+#include "agent/buffers/channel_binding.h"
 #include "agent/rendezvous/store_protocol.h"
 #include "agent/rendezvous/tcp_store.h"
 #include "base/host.h"

@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
-#include "agent/rendezvous/blocking_io.h"
 #include "agent/rendezvous/tcp_store.h"
+#include "agent/transport/blocking_io.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"
 

@@ -1,4 +1,4 @@
-#include "agent/pending_calls.h"
+#include "agent/calls/pending_calls.h"
 
 #include <gtest/gtest.h>
 

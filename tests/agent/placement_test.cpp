@@ -1,5 +1,5 @@
 // The device of the peer on which a tensor lands. The GPUs are pretended: host memory with a GPU's label.
-#include "agent/placement.h"
+#include "agent/buffers/placement.h"
 
 #include <gmock/gmock.h>
 

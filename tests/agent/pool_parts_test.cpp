@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "agent/pool_jobs.h"
-#include "agent/pool_threads.h"
-#include "agent/readable_set.h"
+#include "agent/pool/pool_jobs.h"
+#include "agent/pool/pool_threads.h"
+#include "agent/pool/readable_set.h"
 #include "base/file_descriptor.h"
 
 namespace tensorferry {

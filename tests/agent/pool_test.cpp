@@ -1,5 +1,5 @@
 // The pool alone: which threads read and run, the number of threads, and the end of a pool.
-#include "agent/pool.h"
+#include "agent/pool/pool.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>

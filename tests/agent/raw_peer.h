@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "agent/address.h"
-#include "agent/auth.h"
-#include "agent/connections.h"
-#include "agent/rendezvous/blocking_io.h"
+#include "agent/connections/connections.h"
+#include "agent/handshake/auth.h"
 #include "agent/rendezvous/directory.h"
+#include "agent/transport/address.h"
+#include "agent/transport/blocking_io.h"
 #include "agent/wire/frame.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/patience.h"

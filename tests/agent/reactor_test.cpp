@@ -1,5 +1,5 @@
 // How often the reactor ticks.
-#include "agent/reactor.h"
+#include "agent/pool/reactor.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>

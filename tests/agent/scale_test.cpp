@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "agent/rendezvous/blocking_io.h"
 #include "agent/rendezvous/tcp_store.h"
+#include "agent/transport/blocking_io.h"
 #include "tests/agent/agents.h"
 #include "tests/agent/descriptor_limit.h"
 #include "tests/agent/patience.h"

@@ -1,5 +1,5 @@
 // Sessions: what outlives a lost connection, and what ends with the peer.
-#include "agent/session.h"
+#include "agent/connections/session.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "agent/strangers.h"
+#include "agent/handshake/strangers.h"
 
 #include <gtest/gtest.h>
 

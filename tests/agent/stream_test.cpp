@@ -11,7 +11,7 @@
 #include <random>
 #include <thread>
 
-#include "agent/address.h"
+#include "agent/transport/address.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/transport/nudge.h"
 #include "tests/agent/agents.h"

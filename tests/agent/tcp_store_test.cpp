@@ -12,12 +12,12 @@
 #include <future>
 #include <thread>
 
-#include "agent/address.h"
-#include "agent/auth.h"
-#include "agent/rendezvous/blocking_io.h"
+#include "agent/handshake/auth.h"
 #include "agent/rendezvous/memory_store.h"
 #include "agent/rendezvous/store_protocol.h"
-#include "agent/rendezvous/tcp_owner.h"
+#include "agent/transport/address.h"
+#include "agent/transport/blocking_io.h"
+#include "agent/transport/tcp_owner.h"
 #include "tests/agent/forked.h"
 #include "tests/agent/patience.h"
 

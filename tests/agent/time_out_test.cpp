@@ -6,8 +6,8 @@
 #include <future>
 #include <thread>
 
-#include "agent/late_answers.h"
-#include "agent/time_out_text.h"
+#include "agent/calls/time_out_text.h"
+#include "agent/observing/late_answers.h"
 #include "tests/agent/peers.h"
 
 namespace tensorferry {

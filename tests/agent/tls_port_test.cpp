@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "agent/address.h"
-#include "agent/rendezvous/blocking_io.h"
+#include "agent/transport/address.h"
+#include "agent/transport/blocking_io.h"
 #include "agent/transport/socket_port.h"
 #include "base/environment.h"
 #include "tests/agent/certificates.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "agent/auth.h"
+#include "agent/handshake/auth.h"
 #include "tests/fuzz/must.h"
 
 using namespace tensorferry;

@@ -26,12 +26,12 @@
 #include <utility>
 #include <vector>
 
-#include "agent/address.h"
 #include "agent/agent.h"
-#include "agent/auth.h"
-#include "agent/rendezvous/blocking_io.h"
+#include "agent/handshake/auth.h"
 #include "agent/rendezvous/directory.h"
 #include "agent/rendezvous/memory_store.h"
+#include "agent/transport/address.h"
+#include "agent/transport/blocking_io.h"
 #include "channels/host_memory.h"
 #include "tests/agent/mail_channel.h"
 #include "tests/fuzz/descriptors.h"

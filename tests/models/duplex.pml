@@ -1,5 +1,5 @@
-/* Which connection carries the calls of a link: Peers::admit in agent/peers.cpp, Connections::attach in
- * agent/connections.cpp, and the dial in agent/dial.cpp.
+/* Which connection carries the calls of a link: Peers::admit in agent/link/peers.cpp, Connections::attach in
+ * agent/connections/connections.cpp, and the dial in agent/dial/dial.cpp.
  *
  * Two agents, either of which may dial the other at any moment, also both at once. The agent with the lower incarnation
  * decides: it takes a connection when its handshake has ended, and says so by a `go` frame, which carries the number of

@@ -1,5 +1,5 @@
 /* The sleep and the wake-up of a pool's threads: agent/transport/doorbell.h; Pool::next, park, poll, push and wake_one
- * in agent/pool.cpp.
+ * in agent/pool/pool.cpp.
  *
  * Callers in other processes put requests into a ring and ring the doorbell. Two threads serve the ring, in one of two
  * cases:

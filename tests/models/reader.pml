@@ -1,4 +1,4 @@
-/* Which thread reads a link's connection for calls: StreamReader in agent/stream_reader.cpp; Pool::arm and Pool::disarm.
+/* Which thread reads a link's connection for calls: StreamReader in agent/calls/stream_reader.cpp; Pool::arm and Pool::disarm.
  *
  * Replies and requests come by one connection. Two threads wait for a reply each, and either may give up at any moment
  * (a time-out of its wait, a signal). A third call has a completion, which the pool or a waiting thread runs. Another

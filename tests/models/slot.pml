@@ -1,5 +1,5 @@
 /* One slot for replies, and the calls that use it one after another: agent/transport/call_ring.h, and its users in
- * agent/ring_calls.cpp and agent/outgoing_calls.cpp.
+ * agent/calls/ring_calls.cpp and agent/calls/outgoing_calls.cpp.
  *
  * The caller's thread waits for its call or asks for a completion. With WITH_WAITS_THAT_END, it may also wait for a time
  * and then ask for a completion. Another thread may cancel the call (a time-out does the same). The pool takes replies of calls without a waiting thread, and the tick frees abandoned slots. The callee

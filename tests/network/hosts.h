@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/rendezvous/blocking_io.h"
+#include "agent/transport/blocking_io.h"
 #include "tensorferry/agent.h"
 #include "tests/agent/patience.h"
 #include "tests/network/emulated_network.h"

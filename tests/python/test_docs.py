@@ -143,21 +143,44 @@ def test_the_house_has_every_folder() -> None:
     assert rooms <= named, "docs/images/house.dot misses a folder inside a folder"
 
 
-def test_the_house_shows_what_depends_on_what() -> None:
-    edges = set(re.findall(r'^  "([^"]+)" -> "([^"]+)"', drawn("house.dot"), re.MULTILINE))
+def check_arrows(picture: str, real: set[tuple[str, str]]) -> None:
+    """Compares the arrows of a picture, and what they lead to, with the pairs of folders that depend on each other."""
+    edges = set(re.findall(r'^  "([^"]+)" -> "([^"]+)"', drawn(picture), re.MULTILINE))
+    folders = {folder for pair in real for folder in pair}
     reached: dict[str, set[str]] = {}
-    for folder in LIBRARIES:
+    for folder in folders:
         todo = {folder}
         while todo:
             one = todo.pop()
             new = {b for a, b in edges if a == one} - reached.setdefault(folder, set())
             reached[folder] |= new
             todo |= new
-    real = dependencies()
     forbidden = {(a, b) for a, b in real if b not in reached[a]}
-    assert not forbidden, "these dependencies have no arrows in docs/images/house.dot"
-    unused = {(a, b) for a, b in edges if a in LIBRARIES and (a, b) not in real}
-    assert not unused, "docs/images/house.dot has arrows without a dependency"
+    assert not forbidden, f"these dependencies have no arrows in docs/images/{picture}"
+    unused = {(a, b) for a, b in edges if a in folders and (a, b) not in real}
+    assert not unused, f"docs/images/{picture} has arrows without a dependency"
+    rings = {folder for folder in folders if folder in reached[folder]}
+    assert not rings, f"docs/images/{picture} has arrows that lead back"
+
+
+def test_the_house_shows_what_depends_on_what() -> None:
+    check_arrows("house.dot", dependencies())
+
+
+# The sources beside the interface of agent/, which no other part includes.
+ABOVE_ALL = {"agent/agent.cpp", "agent/call.cpp", "agent/collect_metrics.cpp", "agent/idempotent_call.cpp"}
+
+
+def test_the_parts_of_the_agent_depend_on_one_another_as_drawn() -> None:
+    def part_of(name: str) -> str:
+        return "agent/*.cpp" if name in ABOVE_ALL else name.rpartition("/")[0]
+
+    real = {
+        (part_of(name), part_of(path))
+        for name, text in sources("agent").items()
+        for path in re.findall(r'#include "(agent/[\w/]+\.h)"', text)
+    }
+    check_arrows("agent.dot", {(a, b) for a, b in real if a != b})
 
 
 def test_pictures_of_calls_name_functions_where_they_are() -> None:

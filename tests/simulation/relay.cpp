@@ -11,10 +11,10 @@
 #include <cerrno>
 #include <utility>
 
-#include "agent/address.h"
-#include "agent/rendezvous/blocking_io.h"
 #include "agent/rendezvous/memory_store.h"
 #include "agent/rendezvous/record.h"
+#include "agent/transport/address.h"
+#include "agent/transport/blocking_io.h"
 
 namespace tensorferry::testing {
 namespace {

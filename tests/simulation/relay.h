@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "agent/rendezvous/store.h"
+#include "agent/store.h"
 #include "base/bytes.h"
 #include "base/file_descriptor.h"
 #include "base/status.h"
