@@ -125,8 +125,10 @@ def newest(version: int) -> int:
     return version
 
 
-def versions(rpc: ModuleType, seconds: float, readers: int, size: int, changed: float) -> list[int]:
-    """From an update of the share `changed` of `size` bytes until all peers have the version."""
+def versions(
+    rpc: ModuleType, seconds: float, readers: int, size: int, changed: float, named: bool = False
+) -> list[int]:
+    """From an update of the share `changed` of `size` bytes, which the update may name, until all peers have the version."""
     state = {"w": torch.zeros(size, dtype=torch.uint8)}
     part = state["w"][: max(1, int(size * changed))]
     publication = rpc.publish(state, name="weights")
@@ -139,7 +141,7 @@ def versions(rpc: ModuleType, seconds: float, readers: int, size: int, changed: 
     while time.perf_counter() < until or len(samples) < 6:
         part.fill_((publication.version + 1) % 251)
         begin = time.perf_counter_ns()
-        version = publication.update(state)
+        version = publication.update(state, changed={"w": slice(len(part))} if named else None)
         tensorferry.wait_all([rpc.rpc_async(peer, newest, args=(version,)) for peer in peers])
         samples.append(time.perf_counter_ns() - begin)
     publication.withdraw()

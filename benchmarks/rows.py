@@ -484,15 +484,12 @@ def _region(what: str, size: int) -> Row:
 VERSION, READERS = 1 << 30, 4
 
 
-def _versions(title: str, name: str, changed: float, peer: str, workload: Contestant, target: float) -> Row:
-    return Row(
-        name,
-        title,
-        (Figure(SECONDS, {peer: target}),),
-        ours=one_sided("versions", processes=READERS + 1, readers=READERS, size=VERSION, changed=changed),
-        peers={peer: workload},
-        rounds=1,
-    )
+def _version(changed: float, named: bool = False) -> Contestant:
+    return one_sided("versions", processes=READERS + 1, readers=READERS, size=VERSION, changed=changed, named=named)
+
+
+def _versions(title: str, name: str, ours: Contestant, peer: str, workload: Contestant, target: float) -> Row:
+    return Row(name, title, (Figure(SECONDS, {peer: target}),), ours=ours, peers={peer: workload}, rounds=1)
 
 
 ROWS = [
@@ -507,7 +504,7 @@ ROWS = [
     _versions(
         "a version of 1 GB, all of it changed, at 4 readers",
         "version-whole",
-        1.0,
+        _version(1.0),
         WARM_COPY,
         one_sided("copy", processes=READERS + 1, size=VERSION),
         0.9,
@@ -515,9 +512,17 @@ ROWS = [
     _versions(
         "a version of 1 GB, 1 % of it changed, at 4 readers",
         "version-delta",
-        0.01,
+        _version(0.01),
         WHOLE,
-        one_sided("versions", processes=READERS + 1, readers=READERS, size=VERSION, changed=1.0),
+        _version(1.0),
+        5.0,
+    ),
+    _versions(
+        "a version of 1 GB, 1 % of it changed and named, at 4 readers",
+        "version-named",
+        _version(0.01, named=True),
+        WHOLE,
+        _version(1.0),
         5.0,
     ),
     *[_empty_call(placement) for placement in Placement],

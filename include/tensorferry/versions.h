@@ -76,6 +76,10 @@ class OwnPublication {
   /// throws ResourceExhausted with their names.
   std::uint64_t update(const std::vector<NamedTensor>& tensors,
                        std::chrono::milliseconds timeout = std::chrono::milliseconds(-1)) const;
+  /// Publishes the next version, in which only these tensors may differ. The others are as in the last version, and
+  /// their memory is not read: so the time grows with these tensors alone. Otherwise as update().
+  std::uint64_t update_only(const std::vector<NamedTensor>& tensors,
+                            std::chrono::milliseconds timeout = std::chrono::milliseconds(-1)) const;
   /// Returns the number of the newest version.
   [[nodiscard]] std::uint64_t version() const;
   /// Returns how many versions subscribers hold now.

@@ -157,8 +157,18 @@ at::Tensor tensor_of_view(const HeldVersion& view, std::uint64_t offset, std::ui
       at::TensorOptions(at::kByte));
 }
 
+/// Returns the marks that a uint8 tensor has, one for each block.
+regions::BlockMarks marks_of(const at::Tensor& given, const regions::ImageLayout& layout) {
+  const auto marks = bytes_of(given);
+  if (marks.bytes != layout.blocks()) throw py::value_error("as many marks as the publication has blocks");
+  const auto* const first = reinterpret_cast<const std::uint8_t*>(marks.data);
+  return {first, first + marks.bytes};
+}
+
 /// Returns the pointers of the pieces that are not on a GPU, which come first.
-std::vector<const std::byte*> pointers_to(const Publication& publication, const Tensors& tensors,
+/// nullptr for None.
+std::vector<const std::byte*> pointers_to(const Publication& publication,
+                                          const std::vector<std::optional<at::Tensor>>& tensors,
                                           std::vector<Buffer>& kept) {
   const auto& layout = publication.store().layout();
   const auto& pieces = layout.pieces;
@@ -168,7 +178,11 @@ std::vector<const std::byte*> pointers_to(const Publication& publication, const 
   }
   std::vector<const std::byte*> out;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    kept.push_back(bytes_of(tensors[i]));
+    if (!tensors[i]) {
+      out.push_back(nullptr);
+      continue;
+    }
+    kept.push_back(bytes_of(*tensors[i]));
     if (kept.back().bytes != pieces[i].bytes) throw py::value_error("a tensor of another size than the publication's");
     out.push_back(kept.back().data);
   }
@@ -355,24 +369,28 @@ void bind_publications(Class<Publication>& versions, Class<RegionService>& servi
   versions
       .def(
           "update",
-          [](Publication& self, const Tensors& tensors, double timeout, const py::object& make,
-             const py::object& write) {
+          [](Publication& self, const std::vector<std::optional<at::Tensor>>& tensors,
+             const std::optional<at::Tensor>& look, double timeout, const py::object& make, const py::object& write) {
             std::vector<Buffer> kept;
             const auto pointers = pointers_to(self, tensors, kept);
+            const auto marks = look ? marks_of(*look, self.store().layout()) : regions::BlockMarks();
+            if (!look && std::ranges::count(pointers, nullptr) != 0) throw py::value_error("a tensor is missing");
+            const regions::NewBytes bytes{pointers, look ? &marks : nullptr};
             PythonGpuWriter on_gpu(make, write);
             const auto writer = on_gpu.writer();
             const auto* const gpu = write.is_none() ? nullptr : &writer;
             try {
               return without_gil(
-                  [&](const auto& interrupted) { return self.update(pointers, until_of(timeout), interrupted, gpu); });
+                  [&](const auto& interrupted) { return self.update(bytes, until_of(timeout), interrupted, gpu); });
             } catch (...) {
               on_gpu.raise();
               throw;
             }
           },
-          py::arg("tensors"), py::arg("timeout"), py::arg("make"), py::arg("write"))
+          py::arg("tensors"), py::arg("look"), py::arg("timeout"), py::arg("make"), py::arg("write"))
       .def_property_readonly("pieces", [](const Publication& self) { return pieces_of(self.store().layout()); })
       .def_property_readonly("gpu_from", [](const Publication& self) { return self.store().layout().gpu_from; })
+      .def_property_readonly("blocks", [](const Publication& self) { return self.store().layout().blocks(); })
       .def_property_readonly("version",
                              [](const Publication& self) {
                                const auto current = self.store().current();

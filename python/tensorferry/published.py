@@ -7,7 +7,7 @@ failure does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -42,6 +42,37 @@ def _forms_of(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     return {key: form_of(torch.empty(each.shape, dtype=each.dtype, device="meta")) for key, each in tensors.items()}
 
 
+def _look(changed: Mapping[str, Any], pieces: list[tuple[str, str, int, int]], block: int, blocks: int) -> torch.Tensor:
+    """Returns a byte for each block of an image: 1 if it holds a row that may have changed.
+
+    Args:
+        changed: the rows by name: ``...``, a slice, or what :func:`torch.as_tensor` makes indices or a mask of.
+        pieces: of the image: name, form, offset and size in bytes.
+    """
+    marks = torch.zeros(blocks, dtype=torch.uint8)
+    for name, form, offset, nbytes in pieces:
+        if name not in changed or nbytes == 0:
+            continue
+        rows = changed[name]
+        count, *_ = tensor_form(form).shape or [1]
+        size = nbytes // count
+        if rows is ... or isinstance(rows, slice):
+            picked = range(count)[slice(None) if rows is ... else rows]
+            if len(picked) != 0:  # with those between, if there is a step
+                first, last = sorted((picked[0], picked[-1]))
+                marks[(offset + first * size) // block : (offset + (last + 1) * size - 1) // block + 1] = 1
+            continue
+        places = torch.as_tensor(rows, device="cpu")
+        places = places.nonzero() if places.dtype == torch.bool else places.long()
+        places = torch.where(places < 0, places + count, places).flatten()
+        if places.numel() != 0 and not 0 <= int(places.min()) <= int(places.max()) < count:
+            raise errors.InvalidArgument(f"{name!r} has {count} rows, and changed= names another")
+        begin, end = (offset + places * size) // block, (offset + (places + 1) * size - 1) // block
+        for step in range(size // block + 2):
+            marks[torch.minimum(begin + step, end)] = 1
+    return marks
+
+
 @final
 class Publication:
     """A publication of this agent: :meth:`Agent.publish` makes it.
@@ -52,6 +83,7 @@ class Publication:
         publication = rpc.publish(model.state_dict(), name="example")
         assert publication.version == 1
         assert publication.update(model.state_dict()) == 2
+        assert publication.update(model.state_dict(), changed={"weight": slice(0, 2)}) == 3
         assert publication.leases == 0
         publication.withdraw()
     """
@@ -65,6 +97,7 @@ class Publication:
         on_gpu = gpu_versions.on_one_gpu(given) if options.pop("on_gpu") else []
         given = {key: given[key] for key in [*(key for key in given if key not in on_gpu), *on_gpu]}
         self._on_gpu = frozenset(on_gpu)
+        self._block = int(options["block"])
         self._forms = _forms_of(given)
         pieces = [(key, form, given[key].nbytes) for key, form in self._forms.items()]
         self._versions = self._service.publish(name, pieces, **options, on_gpu=len(on_gpu))
@@ -78,20 +111,21 @@ class Publication:
             ]
             self._writer = gpu_versions.Writer(given[on_gpu[0]].device, options["block"], places)
         try:
-            self._update(given, 0)
+            self._update(given, None, 0)
         except BaseException:
             self.withdraw()
             raise
 
-    def _update(self, given: dict[str, torch.Tensor], seconds: float) -> int:
+    def _update(self, given: dict[str, torch.Tensor], look: torch.Tensor | None, seconds: float) -> int:
         writer = self._writer
         if writer is not None:
             gpu_regions.refuse_capture("the update of a publication on a GPU")
-        host = list(self._on_host({key: each for key, each in given.items() if key not in self._on_gpu}).values())
+        there = self._on_host({key: each for key, each in given.items() if key not in self._on_gpu})
+        host = [there.get(key) for key in self._forms if key not in self._on_gpu]
         if writer is None:
-            return self._versions.update(host, seconds, None, None)
+            return self._versions.update(host, look, seconds, None, None)
         tensors = [given[key] for key in self._forms if key in self._on_gpu]
-        return self._versions.update(host, seconds, writer.make, partial(writer.write, tensors))
+        return self._versions.update(host, look, seconds, writer.make, partial(writer.write, tensors))
 
     def _on_host(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns the tensors without gaps; copies of those on devices, in page-locked memory that is kept."""
@@ -117,7 +151,13 @@ class Publication:
         """How many versions subscribers hold now."""
         return self._versions.leases
 
-    def update(self, state: Tensors | torch.nn.Module, timeout: float = -1) -> int:
+    def update(
+        self,
+        state: Tensors | torch.nn.Module,
+        timeout: float = -1,
+        *,
+        changed: Mapping[str, Any] | Iterable[str] | None = None,
+    ) -> int:
         """Publishes the next version. Copies the blocks that have changed, and returns when all is there.
 
         Readers of older versions go on. ``state`` must not be written meanwhile.
@@ -127,19 +167,34 @@ class Publication:
                 streams: to the host, or with ``on_gpu`` to memory of the GPU.
             timeout: how many seconds to wait for readers, if all the versions that are kept are being read; -1: the
                 agent's default; 0: no limit.
+            changed: what may differ from the last version: names, or the rows of each name, such as
+                ``{"embedding": ids, "head": ..., "bias": slice(0, 8)}``: indices or a mask, all rows, a slice. The
+                blocks without such a row stay as they are in the last version, and are neither compared nor read;
+                ``state`` need not have the other tensors. None: all is compared. Tensors that ``on_gpu`` keeps on the
+                GPU are always compared, and must be there.
 
         Returns:
             The number of the version.
 
         Raises:
-            InvalidArgument: other names, dtypes or shapes; with ``on_gpu``, a CUDA graph is being captured.
+            InvalidArgument: other names, dtypes or shapes; ``changed`` names a tensor or a row that is not there; with
+                ``on_gpu``, a CUDA graph is being captured.
             ResourceExhausted: readers hold all versions; the text names them. NotFound: the publication is withdrawn.
         """
-        given = _tensors_of(state)
-        if (forms := _forms_of(given)) != self._forms:
-            other = sorted(key for key in {*forms, *self._forms} if forms.get(key) != self._forms.get(key))
+        given, look, wanted = _tensors_of(state), None, self._forms
+        if changed is not None:
+            rows = dict(changed) if isinstance(changed, Mapping) else dict.fromkeys(changed, ...)
+            if unknown := sorted({*rows} - {*self._forms}):
+                raise errors.InvalidArgument(
+                    f"{self.name!r} lacks tensors that changed= names: {', '.join(unknown[:8])}"
+                )
+            wanted = {key: form for key, form in self._forms.items() if key in rows or key in self._on_gpu}
+            given = {key: each for key, each in given.items() if key in wanted}
+            look = _look(rows, self._versions.pieces, self._block, self._versions.blocks)
+        if (forms := _forms_of(given)) != wanted:
+            other = sorted(key for key in {*forms, *wanted} if forms.get(key) != wanted.get(key))
             raise errors.InvalidArgument(f"{self.name!r} with other tensors than before: {', '.join(other[:8])}")
-        return self._update({key: given[key] for key in self._forms}, _seconds(self._agent, timeout))
+        return self._update({key: given[key] for key in wanted}, look, _seconds(self._agent, timeout))
 
     def withdraw(self) -> None:
         """Ends the publication. Subscribers keep the versions that they hold; those that wait get NotFound.

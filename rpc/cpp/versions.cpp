@@ -169,9 +169,11 @@ PeerPublication Agent::subscribe(std::string_view publisher, std::string_view na
 
 const detail::SharedPublication& OwnPublication::shared() const { return held_by(shared_, "an OwnPublication"); }
 
-std::uint64_t OwnPublication::update(const std::vector<NamedTensor>& tensors, std::chrono::milliseconds timeout) const {
-  const WaitInHandler place;
-  const auto& own = shared();
+namespace {
+
+/// Returns the bytes of the tensors in the order of the publication's pieces; nullptr where none is given.
+std::vector<const std::byte*> pointers_of(const detail::SharedPublication& own,
+                                          const std::vector<NamedTensor>& tensors) {
   const auto& pieces = own.publication->store().layout().pieces;
   std::vector<const std::byte*> pointers(pieces.size());
   for (const auto& [key, tensor] : tensors) {
@@ -186,14 +188,42 @@ std::uint64_t OwnPublication::update(const std::vector<NamedTensor>& tensors, st
     static constexpr std::byte nothing{};  // a tensor without elements may have no memory
     pointer = tensor.bytes() == 0 ? &nothing : static_cast<const std::byte*>(tensor.raw());
   }
+  return pointers;
+}
+
+std::uint64_t next_version(const detail::SharedPublication& own, const regions::NewBytes& bytes,
+                           std::chrono::milliseconds timeout) {
+  const auto limit = own.core->limit_of(timeout);
+  const auto until = limit.count() == 0 ? std::nullopt : std::optional(Clock().now() + limit);
+  return value_or_throw(own.publication->update(bytes, until));
+}
+
+}  // namespace
+
+std::uint64_t OwnPublication::update(const std::vector<NamedTensor>& tensors, std::chrono::milliseconds timeout) const {
+  const WaitInHandler place;
+  const auto& own = shared();
+  const auto& pieces = own.publication->store().layout().pieces;
+  const auto pointers = pointers_of(own, tensors);
   const auto missing = std::ranges::find(pointers, nullptr) - pointers.begin();
   if (missing != static_cast<std::ptrdiff_t>(pointers.size())) {
     throw InvalidArgument("\"" + own.publication->name() + "\" without its tensor \"" +
                           pieces[static_cast<std::size_t>(missing)].name + "\"");
   }
-  const auto limit = own.core->limit_of(timeout);
-  const auto until = limit.count() == 0 ? std::nullopt : std::optional(Clock().now() + limit);
-  return value_or_throw(own.publication->update(pointers, until));
+  return next_version(own, {pointers}, timeout);
+}
+
+std::uint64_t OwnPublication::update_only(const std::vector<NamedTensor>& tensors,
+                                          std::chrono::milliseconds timeout) const {
+  const WaitInHandler place;
+  const auto& own = shared();
+  const auto& layout = own.publication->store().layout();
+  const auto pointers = pointers_of(own, tensors);
+  regions::BlockMarks look(layout.blocks());
+  for (std::size_t i = 0; i < pointers.size(); ++i) {
+    if (pointers[i] != nullptr) regions::mark(look, layout, {layout.pieces[i].offset, layout.pieces[i].bytes});
+  }
+  return next_version(own, {pointers, &look}, timeout);
 }
 
 std::uint64_t OwnPublication::version() const {

@@ -55,8 +55,7 @@ Publication::Publication(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visito
       refresh_(std::move(refresh)),
       last_lease_(random_word() >> 1) {}
 
-Result<std::uint64_t> Publication::update(std::span<const std::byte* const> pieces,
-                                          std::optional<Clock::time_point> until,
+Result<std::uint64_t> Publication::update(const NewBytes& bytes, std::optional<Clock::time_point> until,
                                           const std::function<bool()>& interrupted, const GpuWriter* gpu) {
   const std::lock_guard turn(updating_);
   {
@@ -79,7 +78,7 @@ Result<std::uint64_t> Publication::update(std::span<const std::byte* const> piec
     gpu = &shared.emplace(GpuWriter{make, gpu->write});
   }
   auto version = store_->update(
-      pieces, until, [this] { return holders(); }, look, gpu);
+      bytes, until, [this] { return holders(); }, look, gpu);
   if (version.ok()) tell_waiting();
   return version;
 }

@@ -45,7 +45,7 @@ class Publication final : public std::enable_shared_from_this<Publication> {
 
   /// Makes the next version, and tells the subscribers that wait. See VersionStore::update. One thread at a time makes
   /// it; others wait. The memory that `gpu` makes becomes a region.
-  Result<std::uint64_t> update(std::span<const std::byte* const> pieces, std::optional<Clock::time_point> until,
+  Result<std::uint64_t> update(const NewBytes& bytes, std::optional<Clock::time_point> until,
                                const std::function<bool()>& interrupted = {}, const GpuWriter* gpu = nullptr);
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] VersionStore& store() const noexcept { return *store_; }

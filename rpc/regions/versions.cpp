@@ -49,6 +49,13 @@ void lay_out(ImageLayout& layout, std::size_t on_gpu) {
   if (on_gpu == 0) layout.gpu_from = layout.bytes;
 }
 
+void mark(BlockMarks& marks, const ImageLayout& layout, const ByteRange& range) {
+  if (range.bytes == 0) return;
+  const auto first = marks.begin() + static_cast<std::ptrdiff_t>(range.offset / layout.block);
+  const auto last = marks.begin() + static_cast<std::ptrdiff_t>((range.offset + range.bytes - 1) / layout.block);
+  std::fill(first, last + 1, 1);
+}
+
 std::uint64_t hash_of(ByteView bytes) noexcept {
   std::array<std::uint64_t, 4> lanes{1, 2, 3, 4};
   std::array<std::uint64_t, 4> words{};
@@ -254,21 +261,28 @@ Status VersionStore::land(const VersionLease& lease) const {
   return {};
 }
 
-Result<std::uint64_t> VersionStore::update(std::span<const std::byte* const> pieces,
-                                           std::optional<Clock::time_point> until,
+Result<std::uint64_t> VersionStore::update(const NewBytes& given, std::optional<Clock::time_point> until,
                                            const std::function<std::string()>& holders,
                                            const std::function<bool()>& interrupted, const GpuWriter* gpu) {
   if (layout_.on_gpu() != (gpu != nullptr)) return Status(Code::internal, "tensors on another device than at first");
   const auto base = current();
+  const auto* const look = base ? given.look : nullptr;
+  if (look != nullptr && look->size() != layout_.blocks()) return Status(Code::internal, "marks of other blocks");
   auto found = free_image(until, holders, interrupted, gpu);
   if (!found.ok()) return found.status();
   auto image = *std::move(found);
   const auto previous = base ? base->version : 0;
   const auto stale = begin_writing(*image, previous);
   Marks changed(layout_.blocks());
-  const bool streams = layout_.gpu_from >= streams_from;
+  const auto how = layout_.gpu_from >= streams_from ? best_streaming() : Streaming::none;
   const auto copy_block = [&](std::size_t at, std::size_t bytes) {
     const auto place = at / layout_.block;
+    if (look != nullptr && (*look)[place] == 0) {
+      if (stale[place] == 0) return;
+      copy_streaming(image->memory.data + at, base->memory.data + at, bytes, how);
+      if (layout_.checksums) image->hashes[place] = base->hashes[place];
+      return;
+    }
     auto piece = std::ranges::upper_bound(layout_.pieces, at, {}, &ImagePiece::offset) - 1;
     // Compares and copies the parts of the pieces that lie in this block; first to see whether it has changed.
     const auto each_part = [&](const auto& part) {
@@ -276,8 +290,9 @@ Result<std::uint64_t> VersionStore::update(std::span<const std::byte* const> pie
         const auto begin = std::max<std::uint64_t>(at, here->offset);
         const auto end = std::min<std::uint64_t>(at + bytes, here->offset + here->bytes);
         if (begin >= end) continue;
-        const auto* const from = pieces[static_cast<std::size_t>(here - layout_.pieces.begin())];
-        if (!part(begin, from + (begin - here->offset), end - begin)) return false;
+        const auto* const whole = given.pieces[static_cast<std::size_t>(here - layout_.pieces.begin())];
+        const auto* const from = whole != nullptr ? whole + (begin - here->offset) : base->memory.data + begin;
+        if (!part(begin, from, end - begin)) return false;
       }
       return true;
     };
@@ -287,7 +302,7 @@ Result<std::uint64_t> VersionStore::update(std::span<const std::byte* const> pie
     changed[place] = same ? 0 : 1;
     if (same && stale[place] == 0) return;
     each_part([&](std::uint64_t to, const std::byte* from, std::size_t size) {
-      copy_streaming(image->memory.data + to, from, size, streams ? best_streaming() : Streaming::none);
+      copy_streaming(image->memory.data + to, from, size, how);
       return true;
     });
     if (layout_.checksums) image->hashes[place] = hash_of({image->memory.data + at, bytes});

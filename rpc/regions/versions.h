@@ -79,6 +79,16 @@ struct GpuMemory {
   Buffer memory;
   std::uint64_t region = 0;
 };
+/// Marks the blocks that hold these bytes of an image.
+void mark(BlockMarks& marks, const ImageLayout& layout, const ByteRange& range);
+
+/// What a version on the host is made of.
+struct NewBytes {
+  std::span<const std::byte* const> pieces;  // one pointer for each piece; null: as in the current version
+  /// The blocks that may differ from the current version. The others are as in it, and not read. nullptr: all may.
+  const BlockMarks* look = nullptr;
+};
+
 /// How one update makes and writes the part of an image that is on a GPU. Called by the thread of the update, with no
 /// lock of the store held.
 struct GpuWriter {
@@ -122,11 +132,11 @@ class VersionStore final {
   /// Returns the newest version; null before the first.
   [[nodiscard]] VersionLease current() const;
 
-  /// Makes version current + 1 of these bytes: one pointer for each piece, with the bytes of the piece. Copies only
-  /// blocks that differ. Pieces on a GPU are written by `gpu`, and have no pointers. Waits for a free image until
+  /// Makes version current + 1 of these bytes. Copies only blocks that differ. Pieces on a GPU are written by `gpu`, and
+  /// have no pointers. Waits for a free image until
   /// `until`. ResourceExhausted: all images are leased; `holders` tells whose leases they are. Also the errors of
   /// memory and of `gpu`; then the current version is the same as before.
-  Result<std::uint64_t> update(std::span<const std::byte* const> pieces, std::optional<Clock::time_point> until,
+  Result<std::uint64_t> update(const NewBytes& bytes, std::optional<Clock::time_point> until,
                                const std::function<std::string()>& holders,
                                const std::function<bool()>& interrupted = {}, const GpuWriter* gpu = nullptr);
   /// Returns when the memory of the host has all bytes of the version. The errors of the GPU's driver.

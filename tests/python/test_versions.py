@@ -141,6 +141,52 @@ def test_over_a_socket_only_changed_blocks_travel(cluster):
     assert policy.fetched - whole == 7 * 4096, "a block of each version, from the second on"
 
 
+ROWS = {
+    "all": (..., range(500)),
+    "slice": (slice(3, 5), [3, 4]),
+    "steps": (slice(20, 30, 4), range(20, 29)),  # with what lies between
+    "backwards": (slice(None, -3, -1), [498, 499]),
+    "indices": ([7, -1, 7], [7, 499]),
+    "tensor": (torch.tensor([[2], [9]], dtype=torch.int32), [2, 9]),
+    "mask": (torch.arange(500) == 11, [11]),
+    "one": (12, [12]),
+    "none": ([], []),
+    "no slice": (slice(5, 5), []),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_an_update_of_rows_leaves_the_others(pair, rows):
+    given, picked = ROWS[rows]
+    state = {"w": torch.ones(500, 1024), "b": torch.ones(3), "scalar": torch.tensor(1.0)}  # a row of w is a block
+    policy = pair[0].publish(state, name="rows", block=4096, checksums=True)
+    mine = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    loader = pair[1].subscribe("rows", from_="a").into(mine)
+    loader.load()
+    for value in range(2, 6):  # more than there are images
+        state["w"].fill_(value)
+        assert policy.update({"w": state["w"]}, changed={"w": given}) == loader.load() == value
+        expected = torch.ones(500, 1024)
+        expected[list(picked)] = value
+        assert torch.equal(mine["w"], expected)
+    state["scalar"].fill_(7)
+    policy.update(state, changed=["scalar"])
+    loader.load()
+    assert (mine["scalar"], mine["w"].sum()) == (7, expected.sum())
+    policy.update(state)
+    loader.load()
+    assert all(torch.equal(mine[name], tensor) for name, tensor in state.items())
+
+
+def test_an_update_of_what_is_not_there_is_refused(pair):
+    state = {"w": torch.ones(5, 3), "b": torch.ones(3)}
+    policy = pair[0].publish(state, name="rows")
+    for changed, said in ({"w": [5]}, "5 rows"), ({"w": -6}, "5 rows"), (["bias"], "bias"), (["w", "b"], "w"):
+        with pytest.raises(errors.InvalidArgument, match=said):
+            policy.update(state if said != "w" else {"b": state["b"]}, changed=changed)
+    assert policy.version == 1
+
+
 def test_readers_that_hold_all_versions_are_named(agents):
     a, b = agents("a"), agents("b")
     state = {"w": torch.zeros(10)}

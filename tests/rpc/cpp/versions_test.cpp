@@ -93,6 +93,20 @@ TEST_P(TypedVersions, ALoaderCopiesWhatHasChangedIntoOwnTensors) {
   EXPECT_EQ(loader.load(), 2U);
 }
 
+TEST_P(TypedVersions, AnUpdateOfSomeTensorsLeavesTheOthers) {
+  const auto policy = sim->publish("policy", weights(1));
+  const auto source = reader->subscribe("sim", "policy");
+  const auto first = source.latest();
+  EXPECT_EQ(policy.update_only({weights(2)[1]}), 2U);
+  EXPECT_EQ(policy.update_only({}), 3U);
+  const auto newer = source.wait(2);
+  EXPECT_EQ(newer.number(), 3U);
+  EXPECT_THAT(newer.tensor("weight").elements<float>(), Each(1.0F));
+  EXPECT_EQ(newer.tensor("steps").item<std::int64_t>(), 2);
+  EXPECT_THAT(thrown_by<InvalidArgument>([&] { policy.update_only({{"bias", weights(2)[1].tensor}}); }),
+              HasSubstr("bias"));
+}
+
 TEST_P(TypedVersions, AWaitEndsWithAnUpdateOrTheEndOfThePublication) {
   auto policy = sim->publish("policy", weights(1));
   const auto source = reader->subscribe("sim", "policy");

@@ -89,7 +89,7 @@ struct GpuSet : TestSet {
     auto host = pointers();
     host.resize(host.size() - on_gpu);
     const auto writer = this->writer();
-    return publication.update(host, Clock().now() + patience, {}, &writer);
+    return publication.update({host}, Clock().now() + patience, {}, &writer);
   }
   /// Returns whether the view, which has a region, has these bytes.
   [[nodiscard]] bool is_on_gpu(const HeldVersion& view) const {
@@ -310,7 +310,7 @@ TEST_F(GpuVersions, ThatCannotBeCopiedToTheHostFailAndAreMappedOn) {
                                     return BlockMarks(image.bytes / set.shape.block, 1);
                                   }};
   const std::vector<const std::byte*> host{set.bytes[0].data()};
-  ASSERT_TRUE(publication->update(host, Clock().now() + long_enough, {}, &writer).ok());
+  ASSERT_TRUE(publication->update({host}, Clock().now() + long_enough, {}, &writer).ok());
   const auto subscription = *reader.service.subscriptions->subscribe("broken", "policy", soon());
   const auto refused = subscription->latest(soon()).status();
   EXPECT_EQ(refused.code(), Code::internal);

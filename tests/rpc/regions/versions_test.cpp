@@ -37,7 +37,7 @@ TEST(VersionStores, AVersionHasTheBytesOfItsUpdateWhateverTheImageHadBefore) {
       if (!tensor.empty()) tensor[random() % tensor.size()] = static_cast<std::byte>(random());
     }
     const auto pointers = set.pointers();
-    const auto version = store.update(pointers, Clock().now(), {});
+    const auto version = store.update({pointers}, Clock().now(), {});
     ASSERT_TRUE(version.ok()) << version.status().text();
     const auto current = store.current();
     ASSERT_EQ(current->version, *version);
@@ -55,7 +55,7 @@ TEST(VersionStores, TellWhichBlocksChanged) {
   auto layout = set.layout();
   regions::lay_out(layout);
   VersionStore store(layout, {3});
-  const auto update = [&] { return *store.update(set.pointers(), Clock().now(), {}); };
+  const auto update = [&] { return *store.update({set.pointers()}, Clock().now(), {}); };
   ASSERT_EQ(update(), 1U);
   set.bytes[0][5000] = std::byte{1};
   ASSERT_EQ(update(), 2U);
@@ -72,19 +72,69 @@ TEST(VersionStores, TellWhichBlocksChanged) {
   EXPECT_EQ(store.changes(4, 3), (Ranges{{64 << 10, 64 << 10}})) << "more than half of a tensor: all of it";
 }
 
+TEST(VersionStores, AnUpdateTakesWhatTheMarksNameAndLeavesTheRest) {
+  TestSet set({1, 4096, 100'000, 0, 7, 65'536});
+  auto layout = set.layout();
+  regions::lay_out(layout);
+  VersionStore store(layout, {3});
+  std::mt19937 random(13);
+  std::vector<std::byte> expected(layout.bytes);  // of the current version; what lies between the tensors is not looked at
+  std::vector<std::pair<regions::VersionLease, std::vector<std::byte>>> held;
+  const auto each_byte = [&](const auto& visit) {
+    for (std::size_t i = 0; i < set.bytes.size(); ++i) {
+      for (std::size_t at = 0; at < set.bytes[i].size(); ++at) visit(i, at, layout.pieces[i].offset + at);
+    }
+  };
+  const auto is = [&](const regions::VersionLease& lease, const std::vector<std::byte>& bytes) {
+    bool same = true;
+    each_byte([&](std::size_t, std::size_t, std::size_t place) { same &= lease->memory.data[place] == bytes[place]; });
+    return same;
+  };
+  for (int round = 0; round < 200; ++round) {
+    for (auto& tensor : set.bytes) {
+      for (std::size_t change = 0; !tensor.empty() && change < 3; ++change) {
+        tensor[random() % tensor.size()] = static_cast<std::byte>(random());
+      }
+    }
+    regions::BlockMarks look(layout.blocks());
+    for (auto& mark : look) mark = random() % 4 == 0 ? 1 : 0;
+    auto pointers = set.pointers();
+    for (std::size_t i = 0; i < pointers.size(); ++i) {
+      if (random() % 8 == 0 && round != 0) pointers[i] = nullptr;
+    }
+    each_byte([&](std::size_t i, std::size_t at, std::size_t place) {
+      if (round == 0 || (look[place / layout.block] != 0 && pointers[i] != nullptr)) expected[place] = set.bytes[i][at];
+    });
+    ASSERT_TRUE(store.update({pointers, &look}, Clock().now(), {}).ok());  // the first takes everything
+    const auto current = store.current();
+    ASSERT_TRUE(is(current, expected)) << round;
+    EXPECT_EQ(regions::block_hashes({current->memory.data, layout.bytes}, layout.block), current->hashes);
+    for (const auto& [lease, then] : held) ASSERT_TRUE(is(lease, then));
+    held.emplace_back(current, expected);
+    if (held.size() > 1) held.erase(held.begin() + static_cast<std::ptrdiff_t>(random() % held.size()));
+  }
+  const auto before = store.current();
+  regions::BlockMarks one(layout.blocks());
+  regions::mark(one, layout, {layout.pieces[2].offset + 4096, 1});
+  for (auto& byte : set.bytes[2]) byte ^= std::byte{1};
+  ASSERT_TRUE(store.update({set.pointers(), &one}, Clock().now(), {}).ok());
+  const auto block = (layout.pieces[2].offset + 4096) / layout.block * layout.block;
+  EXPECT_EQ(store.changes(before->version + 1, before->version), (std::vector<ByteRange>{{block, layout.block}}));
+}
+
 TEST(VersionStores, AnUpdateWaitsForAFreeImage) {
   TestSet set({5000});
   auto layout = set.layout();
   regions::lay_out(layout);
   VersionStore store(layout, {2});
-  ASSERT_TRUE(store.update(set.pointers(), Clock().now(), {}).ok());
+  ASSERT_TRUE(store.update({set.pointers()}, Clock().now(), {}).ok());
   auto lease = store.current();
-  ASSERT_TRUE(store.update(set.pointers(), Clock().now(), {}).ok());
-  const auto full = store.update(set.pointers(), Clock().now(), [] { return "\"reader\""; });
+  ASSERT_TRUE(store.update({set.pointers()}, Clock().now(), {}).ok());
+  const auto full = store.update({set.pointers()}, Clock().now(), [] { return "\"reader\""; });
   EXPECT_EQ(full.status().code(), Code::resource_exhausted);
   EXPECT_THAT(full.status().text(), HasSubstr("all 2 images of the publication are read, by \"reader\""));
   store.abandon(lease);
-  EXPECT_TRUE(store.update(set.pointers(), Clock().now(), {}).ok());
+  EXPECT_TRUE(store.update({set.pointers()}, Clock().now(), {}).ok());
 }
 
 /// How a subscriber gets versions.
@@ -116,7 +166,7 @@ TEST_P(Versions, ArriveWholeAndStayAsTheyAre) {
   HeldVersion before;
   for (unsigned version = 1; version <= 20; ++version) {
     set.fill(version);
-    ASSERT_EQ(*publication->update(set.pointers(), Clock().now() + long_enough), version);
+    ASSERT_EQ(*publication->update({set.pointers()}, Clock().now() + long_enough), version);
     const auto view = (*subscription)->wait(version - 1, soon());
     ASSERT_TRUE(view.ok()) << view.status().text();
     EXPECT_EQ((*view)->version, version);
@@ -135,13 +185,13 @@ TEST_P(Versions, OnlyChangedBlocksTravel) {
   TestSet set({1 << 20, 1 << 20});
   const auto publication = *publisher.publications->publish("policy", set.layout(4096), {3});
   const auto subscription = *subscriber.subscriptions->subscribe("trainer", "policy", soon());
-  ASSERT_TRUE(publication->update(set.pointers(), Clock().now()).ok());
+  ASSERT_TRUE(publication->update({set.pointers()}, Clock().now()).ok());
   auto view = *subscription->latest(soon());
   for (int round = 0; round < 6; ++round) {
     set.bytes[0][static_cast<std::size_t>(round) * 10'000] = std::byte{7};
     const auto base = view->version;
     const auto epoch = view->epoch;
-    ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + long_enough).ok());
+    ASSERT_TRUE(publication->update({set.pointers()}, Clock().now() + long_enough).ok());
     view = *subscription->latest(soon());
     EXPECT_TRUE(set.is(view->data, subscription->layout()));
     const auto changes = subscription->changes(*view, base, epoch, soon());
@@ -158,7 +208,7 @@ TEST_P(Versions, AWaitEndsWithAnUpdateATimeOutOrTheEndOfThePublication) {
   const auto publication = *publisher.publications->publish("policy", set.layout(), {3});
   const auto subscription = *subscriber.subscriptions->subscribe("trainer", "policy", soon());
   EXPECT_EQ(subscription->wait(0, {Clock().now() + Milliseconds(20), {}}).status().code(), Code::deadline_exceeded);
-  std::thread updating([&] { EXPECT_TRUE(publication->update(set.pointers(), Clock().now()).ok()); });
+  std::thread updating([&] { EXPECT_TRUE(publication->update({set.pointers()}, Clock().now()).ok()); });
   EXPECT_EQ((*subscription->wait(0, soon()))->version, 1U);
   updating.join();
   std::thread ending([&] { publisher.publications->withdraw("policy"); });
@@ -170,7 +220,7 @@ TEST_P(Versions, AHeldVersionOutlivesItsPublisher) {
   TestSet set({100'000});
   set.fill(3);
   const auto publication = *publisher.publications->publish("policy", set.layout(), {3});
-  ASSERT_TRUE(publication->update(set.pointers(), Clock().now()).ok());
+  ASSERT_TRUE(publication->update({set.pointers()}, Clock().now()).ok());
   const auto subscription = *subscriber.subscriptions->subscribe("trainer", "policy", soon());
   const auto view = *subscription->latest(soon());
   Status waited;
@@ -185,13 +235,13 @@ TEST_P(Versions, AHeldVersionOutlivesItsPublisher) {
 TEST_P(Versions, OfAPublicationThatReplacesAnotherAreNotTakenForTheOlderOnes) {
   TestSet set({1000}), larger({5000});
   auto publication = *publisher.publications->publish("policy", set.layout(), {3});
-  ASSERT_TRUE(publication->update(set.pointers(), Clock().now()).ok());
+  ASSERT_TRUE(publication->update({set.pointers()}, Clock().now()).ok());
   const auto subscription = *subscriber.subscriptions->subscribe("trainer", "policy", soon());
   const auto before = *subscription->latest(soon());
   publisher.publications->withdraw("policy");
   publication = *publisher.publications->publish("policy", larger.layout(), {3});
   larger.fill(8);
-  ASSERT_TRUE(publication->update(larger.pointers(), Clock().now()).ok());
+  ASSERT_TRUE(publication->update({larger.pointers()}, Clock().now()).ok());
   const auto after = subscription->wait(1, soon());
   ASSERT_TRUE(after.ok()) << after.status().text();
   EXPECT_NE((*after)->epoch, before->epoch);
@@ -206,7 +256,7 @@ TEST(VersionRelays, OneSubscriberOfAHostFetchesForTheOthers) {
   TestSet set({1 << 20});
   const auto publication = *publisher.publications->publish("policy", set.layout(), {3});
   set.fill(1);
-  ASSERT_TRUE(publication->update(set.pointers(), Clock().now()).ok());
+  ASSERT_TRUE(publication->update({set.pointers()}, Clock().now()).ok());
   auto first = std::make_unique<VersionAgent>(store, "first", "B");
   VersionAgent second(store, "second", "B");
   VersionAgent third(store, "third", "B");
@@ -217,7 +267,7 @@ TEST(VersionRelays, OneSubscriberOfAHostFetchesForTheOthers) {
   EXPECT_EQ(mapping->carried(), "mapped from \"first\"");
   for (unsigned version = 2; version < 10; ++version) {
     set.fill(version);
-    ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + long_enough).ok());
+    ASSERT_TRUE(publication->update({set.pointers()}, Clock().now() + long_enough).ok());
     const auto view = mapping->wait(version - 1, soon());
     ASSERT_TRUE(view.ok()) << view.status().text();
     EXPECT_EQ((*view)->version, version);
@@ -231,7 +281,7 @@ TEST(VersionRelays, OneSubscriberOfAHostFetchesForTheOthers) {
   fetching.reset();
   first.reset();
   set.fill(99);
-  ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + long_enough).ok());
+  ASSERT_TRUE(publication->update({set.pointers()}, Clock().now() + long_enough).ok());
   const auto view = mapping->wait(9, soon());
   ASSERT_TRUE(view.ok()) << view.status().text();
   EXPECT_TRUE(set.is((*view)->data, mapping->layout()));
@@ -243,7 +293,7 @@ TEST(VersionLeases, AreBoundedAndEndWithTheSubscriber) {
   publisher.visitors->set_patience(std::chrono::hours(1));
   TestSet set({10'000});
   const auto publication = *publisher.publications->publish("policy", set.layout(), {2});
-  ASSERT_TRUE(publication->update(set.pointers(), Clock().now()).ok());
+  ASSERT_TRUE(publication->update({set.pointers()}, Clock().now()).ok());
   const auto send = [&](const regions::VersionMessage& message) {
     return call_sync(*hostile.agent, "trainer", regions::version_function, {encode(message), {}, {}, {}});
   };
@@ -288,7 +338,7 @@ TEST(VersionLeases, AreBoundedAndEndWithTheSubscriber) {
   EXPECT_EQ(publication->waiting(), most);
   hostile.leave();
   publisher.visitors->set_patience(Milliseconds(0));
-  ASSERT_TRUE(publication->update(set.pointers(), Clock().now() + std::chrono::seconds(60)).ok());
+  ASSERT_TRUE(publication->update({set.pointers()}, Clock().now() + std::chrono::seconds(60)).ok());
   EXPECT_EQ(publication->leases(), 0U) << "they end at an update, also if their subscriber has never attended";
   EXPECT_EQ(publication->waiting(), 0U);
 }
@@ -300,7 +350,7 @@ TEST(VersionLeases, EndIfTheVisitEndsBeforeTheAnswer) {
   auto layout = set.layout();
   regions::lay_out(layout);
   const auto versions = std::make_shared<VersionStore>(layout, VersionStore::Options{2});
-  ASSERT_TRUE(versions->update(set.pointers(), Clock().now(), {}).ok());
+  ASSERT_TRUE(versions->update({set.pointers()}, Clock().now(), {}).ok());
   const auto leave = [&](std::uint64_t, bool, const auto&, auto) {
     const WaitInHandler waiting;
     subscriber.visits->close();
@@ -312,7 +362,7 @@ TEST(VersionLeases, EndIfTheVisitEndsBeforeTheAnswer) {
   EXPECT_EQ(subscription->latest(soon()).status().code(), Code::connection_lost);
   EXPECT_EQ(publication->leases(), 0U);
   for (int version = 2; version < 5; ++version) {
-    EXPECT_TRUE(versions->update(set.pointers(), Clock().now(), {}).ok()) << "no image is leased";
+    EXPECT_TRUE(versions->update({set.pointers()}, Clock().now(), {}).ok()) << "no image is leased";
   }
 }
 
@@ -357,7 +407,7 @@ class VersionKills : public ::testing::Test {
       for (std::size_t i = 0; i < words; ++i) {
         std::memcpy(set.bytes[0].data() + i * sizeof number, &number, sizeof number);
       }
-      (void)publication->update(set.pointers(), Clock().now() + std::chrono::seconds(1));
+      (void)publication->update({set.pointers()}, Clock().now() + std::chrono::seconds(1));
     }
   }
   /// Publishes versions, each full of its number, on a thread, until it is destroyed.
@@ -371,7 +421,7 @@ class VersionKills : public ::testing::Test {
               for (std::size_t i = 0; i < words; ++i) {
                 std::memcpy(set.bytes[0].data() + i * sizeof number, &number, sizeof number);
               }
-              const auto version = publication->update(set.pointers(), Clock().now() + long_enough);
+              const auto version = publication->update({set.pointers()}, Clock().now() + long_enough);
               EXPECT_TRUE(version.ok()) << version.status().text();
             }
           }) {}
