@@ -128,7 +128,7 @@ def newest(version: int) -> int:
 def versions(
     rpc: ModuleType, seconds: float, readers: int, size: int, changed: float, named: bool = False
 ) -> list[int]:
-    """From an update of the share `changed` of `size` bytes, which the update may name, until all peers have the version."""
+    """From an update of the share `changed` of `size` bytes, perhaps `named`, until all peers have the version."""
     state = {"w": torch.zeros(size, dtype=torch.uint8)}
     part = state["w"][: max(1, int(size * changed))]
     publication = rpc.publish(state, name="weights")

@@ -9,6 +9,7 @@ docs. So are those of --only group and of --only peers, as collectives.json.gz a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +32,7 @@ from benchmarks.units import Figure
 
 # A pair of processes keeps what it was dealt at its start (addresses, heap, the core that it likes): the full run
 # starts new ones several times, so that no row stands on one deal.
-LIVES, ROUNDS, SECONDS = 4, 5, 0.4
+LIVES, ROUNDS, SECONDS = 3, 4, 0.4
 QUICK_LIVES, QUICK_ROUNDS, QUICK_SECONDS = 1, 5, 0.3
 
 
@@ -101,6 +102,7 @@ class Notes:
         self.turns: dict[str, list[Turns]] = {}
         self.left_out: dict[str, str] = {}
         self.failed: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
 
     def add(self, row: Row, turns: list[Turns]) -> None:
         kept = self.turns.setdefault(row.name, turns)
@@ -120,6 +122,11 @@ class Notes:
             console.print(f"[yellow]left out:[/yellow] {name}: {escape(reason)}")
         for reason in self.failed.values():
             console.print(f"[red]failed:[/red] {escape(reason)}")
+        longest = sorted(self.seconds, key=self.seconds.__getitem__, reverse=True)[:8]
+        total = sum(self.seconds.values())
+        console.print(
+            f"{total / 60:.0f} min; longest: {', '.join(f'{row} {self.seconds[row]:.0f} s' for row in longest)}"
+        )
 
 
 def measure_all(rows: list[Row], bin: Path | None, quick: bool, console: Console) -> tuple[Run, bool]:
@@ -134,6 +141,7 @@ def measure_all(rows: list[Row], bin: Path | None, quick: bool, console: Console
             with Lab(seconds, bin, quick) as lab:
                 for row in rows:
                     progress.update(task, description=f"{row.titled(quick)}, {row.place()}")
+                    begin = time.monotonic()
                     if not notes.lost(row) and not (row.once and life > 0):
                         try:
                             notes.add(row, measure(row, lab, min(rounds, row.rounds or rounds), notes.left_out))
@@ -141,6 +149,7 @@ def measure_all(rows: list[Row], bin: Path | None, quick: bool, console: Console
                             notes.left_out[row.name] = str(missing)
                         except Failed as failed:
                             notes.failed[row.name] = str(failed)
+                    notes.seconds[row.name] = notes.seconds.get(row.name, 0.0) + time.monotonic() - begin
                     progress.advance(task)
     notes.print(console)
     for row in rows:
