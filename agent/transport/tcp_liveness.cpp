@@ -15,7 +15,7 @@ BytesMoved bytes_moved(int tcp_socket) noexcept {
   return {info.tcpi_bytes_received, info.tcpi_bytes_acked};
 }
 
-void bound_silence(int tcp_socket, Milliseconds limit) noexcept {
+void bound_silence(int tcp_socket, std::chrono::milliseconds limit) noexcept {
   const auto set = [tcp_socket](int level, int option, int value) {
     ::setsockopt(tcp_socket, level, option, &value, sizeof value);
   };

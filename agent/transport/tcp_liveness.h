@@ -1,10 +1,9 @@
 /// What the kernel knows of a TCP connection's liveness. For another kind of socket, the functions do nothing.
 #pragma once
 
-#include <cstdint>
+#include <chrono>
 
 #include "agent/transport/port.h"
-#include "base/clock.h"
 
 namespace tensorferry {
 
@@ -12,6 +11,6 @@ namespace tensorferry {
 BytesMoved bytes_moved(int tcp_socket) noexcept;
 
 /// Lets the kernel end a connection when the peer's kernel has not answered for `limit`, also while it is idle.
-void bound_silence(int tcp_socket, Milliseconds limit) noexcept;
+void bound_silence(int tcp_socket, std::chrono::milliseconds limit) noexcept;
 
 }  // namespace tensorferry
