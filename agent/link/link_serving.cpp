@@ -140,22 +140,25 @@ struct ReplyPin {
   std::size_t bytes;
 };
 
+/// Returns the function that a request names, by number or, if that is 0, by name; null: none of that name is known
+/// yet.
+Result<std::shared_ptr<const RawFunction>> function_of(const Functions& functions, std::uint32_t number,
+                                                       const std::string& name) {
+  if (number == 0 && name.empty()) return Status(Code::protocol_error, "a request names no function");
+  auto found = number != 0 ? functions.find(number) : functions.find(name);
+  if (number == 0 || found) return found;
+  return Status(Code::protocol_error,
+                formatted("a request names function number {}, which was never assigned", number));
+}
+
 }  // namespace
 
 Status Link::on_request(const wire::Frame& frame, ReplyRoute route) {
   const auto& header = frame.header;
-  std::shared_ptr<const RawFunction> function;
   std::string name(text_of(frame.function_name));
-  if (header.function != 0) {
-    function = engine_->functions.find(header.function);
-    if (!function)
-      return {Code::protocol_error,
-              "a request names function number " + std::to_string(header.function) + ", which was never assigned"};
-  } else if (name.empty()) {
-    return {Code::protocol_error, "a request names no function"};
-  } else {
-    function = engine_->functions.find(name);
-  }
+  auto known = function_of(engine_->functions, header.function, name);
+  if (!known.ok()) return known.status();
+  auto function = *std::move(known);
   auto* stream = route.ring ? nullptr : route.stream.get();
   constexpr std::size_t usual_name = 256;  // bytes; the bound on queued calls covers them
   const auto kept = frame.payload.size() + (name.size() > usual_name ? name.size() : 0);

@@ -193,15 +193,11 @@ Object PythonValueReader::read(Tag tag) {
       paused_.reset();
       return numbered(in_->number(), Object(references_->read(in_->reference())));
     case Tag::dtype:
-      return known(dtype_object(in_->dtype()), "names a dtype that this version of torch does not have");
     case Tag::device:
-      return known(device_object(in_->text()), "names a device that this version of torch does not know");
     case Tag::size:
-      return size_object(in_->size());
     case Tag::layout:
-      return layout_object(in_->layout());
     case Tag::memory_format:
-      return memory_format_object(in_->memory_format());
+      return read_of_torch(tag);
     case Tag::again:
       return read_again();
     case Tag::published:
@@ -212,6 +208,17 @@ Object PythonValueReader::read(Tag tag) {
       break;
   }
   return failed();
+}
+
+Object PythonValueReader::read_of_torch(Tag tag) {
+  if (tag == Tag::dtype) {
+    return known(dtype_object(in_->dtype()), "names a dtype that this version of torch does not have");
+  }
+  if (tag == Tag::device) {
+    return known(device_object(in_->text()), "names a device that this version of torch does not know");
+  }
+  if (tag == Tag::size) return size_object(in_->size());
+  return tag == Tag::layout ? layout_object(in_->layout()) : memory_format_object(in_->memory_format());
 }
 
 Object PythonValueReader::read_big_integer() {

@@ -55,6 +55,7 @@ class PythonValueReader {
   Object read_dict();
   Object read_set(Tag tag);
   Object read_tensor(Tag tag);
+  Object read_of_torch(Tag tag);
   Object read_array();
   Object read_pickled();
   Object read_record();

@@ -133,9 +133,9 @@ Status Exchange::receive_into(const ExchangeStep& step, std::size_t from, std::u
   return {};
 }
 
-Status Exchange::take_posted(const Fingerprint& called, const ExchangeStep& step, const std::vector<std::size_t>& from,
-                             Arriving& arriving, const WaitLimits& limits) {
-  for (const auto other : from) {
+Status Exchange::take_posted(const Fingerprint& called, const ExchangeStep& step, Arriving& arriving,
+                             const WaitLimits& limits) {
+  for (const auto other : arriving.posted) {
     if (arriving.receives[other]) continue;
     if (auto status = receive_into(step, other, step_, arriving); !status.ok()) return status;
   }
@@ -159,9 +159,47 @@ Status Exchange::settle(const std::vector<std::shared_ptr<Delivery>>& posts, Sta
   return status;
 }
 
+Status Exchange::learn(const Fingerprint& called, const ExchangeStep& step, const Told& own, std::uint64_t rounds,
+                       Arriving& arriving, const WaitLimits& limits) {
+  for (std::size_t i = 1; i < size(); ++i) {  // large data may come before the ranks have agreed
+    const auto from = (rank() + i) % size();
+    if (step.take[from] <= Mailbox::most_eager) continue;
+    if (auto status = receive_into(step, from, step_ + rounds, arriving); !status.ok()) return status;
+  }
+  auto told = tell_all(called, own, arriving.told, limits);
+  if (!told.ok()) return told.status();
+  std::vector<Fingerprint> calls;
+  for (const auto& each : *told) calls.push_back(each.fingerprint);
+  if (auto status = agree(calls); !status.ok()) {
+    mailbox_->forget_steps(step_);
+    return status;
+  }
+  for (std::size_t from = 0; from < size(); ++from) {
+    const auto& each = (*told)[from];
+    const auto part = from == rank() ? std::optional(Part{0, step.give[from].size()}) : part_for(each, rank(), size());
+    if (!part) return {Code::protocol_error, mailbox_->named(from) + " told of bytes that it did not send"};
+    if (part->bytes != step.take[from]) {
+      return {Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", mailbox_->named(from),
+                                                part->bytes, mailbox_->named(rank()), step.take[from])};
+    }
+    if (part->bytes == 0 || from == rank()) continue;
+    if (each.posted) {
+      arriving.posted.push_back(from);
+      continue;
+    }
+    const auto bytes = each.bytes.subspan(part->offset, part->bytes);
+    arriving.at[from] = bytes.data();
+    if (step.reduction != nullptr) {  // which reads whole elements, and a message does not align them
+      arriving.at[from] = arriving.told.emplace_back(bytes.begin(), bytes.end()).data();
+    }
+  }
+  return {};
+}
+
 Status Exchange::step_by_messages(const Fingerprint& called, ExchangeStep& step, const WaitLimits& limits) {
-  std::deque<Bytes> memory;  // what has been told, and few bytes that are reduced
-  Arriving arriving{std::vector<std::shared_ptr<Delivery>>(size()), std::vector<const std::byte*>(size()), {}};
+  Arriving arriving;
+  arriving.receives.resize(size());
+  arriving.at.resize(size());
   Bytes few, copy;
   Told own;
   own.posted = step.agreed;
@@ -173,67 +211,29 @@ Status Exchange::step_by_messages(const Fingerprint& called, ExchangeStep& step,
     if (overwrites_given(step, rank())) copy_given(step, rank(), copy);
     for (std::size_t i = 1; i < size(); ++i) {  // each rank begins with another one
       const auto to = (rank() + i) % size();
-      if (!step.give[to].empty()) {
-        posts.push_back(mailbox_->post(to, {false, step_ + rounds}, step.give[to], called));
-      }
+      if (step.give[to].empty()) continue;
+      posts.push_back(mailbox_->post(to, {false, step_ + rounds}, step.give[to], called));
     }
   }
 
   // What arrives may go over this rank's own.
   const bool own_fits = step.give[rank()].size() == step.take[rank()];  // else learn() refuses the call
   if (step.reduction == nullptr && own_fits) take_own(step, rank());
-  auto& inputs = arriving.at;
-  std::vector<std::size_t> posted;
-  const auto learn = [&]() -> Status {
-    for (std::size_t i = 1; i < size(); ++i) {  // large data may come before the ranks have agreed
-      const auto from = (rank() + i) % size();
-      if (step.take[from] <= Mailbox::most_eager) continue;
-      if (auto status = receive_into(step, from, step_ + rounds, arriving); !status.ok()) return status;
-    }
-    auto told = tell_all(called, own, memory, limits);
-    if (!told.ok()) return told.status();
-    std::vector<Fingerprint> calls;
-    for (const auto& each : *told) calls.push_back(each.fingerprint);
-    if (auto status = agree(calls); !status.ok()) {
-      mailbox_->forget_steps(step_);
-      return status;
-    }
-    for (std::size_t from = 0; from < size(); ++from) {
-      const auto& each = (*told)[from];
-      const auto part =
-          from == rank() ? std::optional(Part{0, step.give[from].size()}) : part_for(each, rank(), size());
-      if (!part) return {Code::protocol_error, mailbox_->named(from) + " told of bytes that it did not send"};
-      if (part->bytes != step.take[from]) {
-        return {Code::invalid_argument, formatted("{} gives {} bytes to {}, which expects {}", mailbox_->named(from),
-                                                  part->bytes, mailbox_->named(rank()), step.take[from])};
-      }
-      if (part->bytes == 0 || from == rank()) continue;
-      if (each.posted) {
-        posted.push_back(from);
-        continue;
-      }
-      const auto bytes = each.bytes.subspan(part->offset, part->bytes);
-      inputs[from] = bytes.data();
-      if (step.reduction != nullptr) {  // which reads whole elements, and a message does not align them
-        inputs[from] = memory.emplace_back(bytes.begin(), bytes.end()).data();
-      }
-    }
-    return {};
-  };
   Status status;
   if (step.agreed) {
     for (std::size_t i = 1; i < size(); ++i) {
-      if (step.take[(rank() + i) % size()] != 0) posted.push_back((rank() + i) % size());
+      if (step.take[(rank() + i) % size()] != 0) arriving.posted.push_back((rank() + i) % size());
     }
   } else {
-    status = learn();
+    status = learn(called, step, own, rounds, arriving, limits);
   }
-  if (status.ok()) status = take_posted(called, step, posted, arriving, limits);
+  if (status.ok()) status = take_posted(called, step, arriving, limits);
   for (const auto& receive : arriving.receives) {
     if (receive && !status.ok()) mailbox_->withdraw(receive, status);
   }
   status = settle(posts, std::move(status), called, {}, limits);
   if (!status.ok()) return status;
+  auto& inputs = arriving.at;
   if (step.reduction != nullptr) {
     inputs[rank()] = step.give[rank()].data();
     collectives::reduce(*step.reduction, step.dtype, inputs, step.out, step.count);

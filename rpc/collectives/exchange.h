@@ -132,12 +132,17 @@ class Exchange final {
   struct Arriving {  // by rank
     std::vector<std::shared_ptr<Delivery>> receives;
     std::vector<const std::byte*> at;
-    std::vector<Buffer> memory;  // of what is reduced
+    std::vector<Buffer> memory;       // of what is reduced
+    std::deque<Bytes> told;           // what `at` points into, if the bytes came with what a rank told
+    std::vector<std::size_t> posted;  // the ranks whose bytes come as messages
   };
   /// Begins to receive what `from` gives in the step of this number.
   Status receive_into(const ExchangeStep& step, std::size_t from, std::uint64_t number, Arriving& arriving);
-  Status take_posted(const Fingerprint& called, const ExchangeStep& step, const std::vector<std::size_t>& from,
-                     Arriving& arriving, const WaitLimits& limits);
+  /// Lets the ranks tell each other what they call and give, and compares it. Notes in `arriving` what has come with
+  /// that, and who has posted the rest.
+  Status learn(const Fingerprint& called, const ExchangeStep& step, const Told& own, std::uint64_t rounds,
+               Arriving& arriving, const WaitLimits& limits);
+  Status take_posted(const Fingerprint& called, const ExchangeStep& step, Arriving& arriving, const WaitLimits& limits);
   std::vector<std::size_t> behind(std::uint64_t step);
   /// Waits until all posts have ended, unless `status` is an error; withdraws what is left after one. Returns the first
   /// error. One of a time that is over names `receivers`.

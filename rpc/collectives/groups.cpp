@@ -131,31 +131,8 @@ void Groups::handle(Request request, Reply reply) {
     return reply.fail({Code::protocol_error, "a malformed message of a group"});
   }
   if (const auto* join = std::get_if<JoinGroup>(&*message)) return handle(request, *join, std::move(reply));
-  if (const auto* ready = std::get_if<ReadyForGroup>(&*message)) {
-    const std::lock_guard lock(mutex_);
-    const auto it = forming_.find(ready->group);
-    if (it == forming_.end()) return reply.fail({Code::cancelled, "the formation of the group has ended"});
-    const auto& names = it->second->names;
-    if (ready->rank == 0 || ready->rank >= names.size() || names[ready->rank] != request.peer.name) {
-      return reply.fail({Code::protocol_error, "a member of a group is ready with a wrong rank"});
-    }
-    if (it->second->no_board.empty()) it->second->no_board = ready->no_board;
-    if (it->second->no_memory.empty()) it->second->no_memory = ready->no_memory;
-    it->second->ready.emplace(ready->rank, std::move(reply));
-    changed_.notify_all();
-    return;
-  }
-  if (const auto* get = std::get_if<GetBoard>(&*message)) {
-    const std::lock_guard lock(mutex_);
-    const auto it = forming_.find(get->group);
-    if (it == forming_.end() || std::ranges::find(it->second->names, request.peer.name) == it->second->names.end()) {
-      return reply.fail({Code::cancelled, "the formation of the group has ended"});
-    }
-    Message out;
-    out.buffers.push_back(it->second->board);
-    out.sharing.push_back(Sharing::shared);
-    return reply.send(std::move(out));
-  }
+  if (const auto* ready = std::get_if<ReadyForGroup>(&*message)) return handle(request, *ready, std::move(reply));
+  if (const auto* get = std::get_if<GetBoard>(&*message)) return handle(request, *get, std::move(reply));
   if (const auto* greet = std::get_if<Greet>(&*message)) {
     if (greet->group == 0 && request.peer.name != agent_->self().name) {
       log_warning(
@@ -165,49 +142,78 @@ void Groups::handle(Request request, Reply reply) {
     }
     return reply.send({});
   }
+  handle_of_member(std::move(request), *message, std::move(reply));
+}
 
+void Groups::handle(const Request& request, const ReadyForGroup& ready, Reply reply) {
+  const std::lock_guard lock(mutex_);
+  const auto it = forming_.find(ready.group);
+  if (it == forming_.end()) return reply.fail({Code::cancelled, "the formation of the group has ended"});
+  const auto& names = it->second->names;
+  if (ready.rank == 0 || ready.rank >= names.size() || names[ready.rank] != request.peer.name) {
+    return reply.fail({Code::protocol_error, "a member of a group is ready with a wrong rank"});
+  }
+  if (it->second->no_board.empty()) it->second->no_board = ready.no_board;
+  if (it->second->no_memory.empty()) it->second->no_memory = ready.no_memory;
+  it->second->ready.emplace(ready.rank, std::move(reply));
+  changed_.notify_all();
+}
+
+void Groups::handle(const Request& request, const GetBoard& get, Reply reply) {
+  const std::lock_guard lock(mutex_);
+  const auto it = forming_.find(get.group);
+  if (it == forming_.end() || std::ranges::find(it->second->names, request.peer.name) == it->second->names.end()) {
+    return reply.fail({Code::cancelled, "the formation of the group has ended"});
+  }
+  Message out;
+  out.buffers.push_back(it->second->board);
+  out.sharing.push_back(Sharing::shared);
+  reply.send(std::move(out));
+}
+
+void Groups::handle_of_member(Request request, const GroupMessage& message, Reply reply) {
   const auto id = std::visit(
       [](const auto& each) -> std::uint64_t {
         if constexpr (requires { each.group; }) return each.group;
         return 0;
       },
-      *message);
+      message);
   const auto group = find(id);
   const auto from = group ? group->rank_of(request.peer.name) : std::nullopt;
   if (!from) return reply.fail({Code::not_found, "no such group, or its member has left it"});
-  if (std::holds_alternative<GetProgress>(*message)) {
+  if (std::holds_alternative<GetProgress>(message)) {
     Message progress;
     progress.payload = encode(Progress{group->exchange().steps()});
     return reply.send(std::move(progress));
   }
-  if (const auto* posted = std::get_if<Posted>(&*message)) {
+  if (const auto* posted = std::get_if<Posted>(&message)) {
     if (posted->from != *from) return reply.fail({Code::protocol_error, "a message of a group has a wrong rank"});
     auto& buffers = request.arguments.buffers;
     auto kept = group->mailbox().deliver(*posted, buffers.empty() ? Buffer{} : std::move(buffers[0]));
     if (!kept.ok()) return reply.fail(std::move(kept));
-  } else if (const auto* fetch = std::get_if<FetchData>(&*message)) {
+  } else if (const auto* fetch = std::get_if<FetchData>(&message)) {
     return group->mailbox().serve(*from, *fetch, std::move(reply));
-  } else if (const auto* failed = std::get_if<GroupFailed>(&*message)) {
+  } else if (const auto* failed = std::get_if<GroupFailed>(&message)) {
     const auto code = failed->code > 0 && failed->code < code_count ? static_cast<Code>(failed->code) : Code::internal;
     if (failed->after == 0) {
       group->rank_failed(*from, {code, failed->text});
     } else {
       group->rank_left(*from, failed->after - 1, {code, failed->text});
     }
-  } else if (const auto* refused = std::get_if<RefuseData>(&*message)) {
+  } else if (const auto* refused = std::get_if<RefuseData>(&message)) {
     group->mailbox().refuse(*from, *refused);
-  } else if (const auto* taken = std::get_if<TakenData>(&*message)) {
+  } else if (const auto* taken = std::get_if<TakenData>(&message)) {
     group->mailbox().taken(*from, *taken);
-  } else if (const auto* map = std::get_if<MapRegion>(&*message)) {
+  } else if (const auto* map = std::get_if<MapRegion>(&message)) {
     if (request.arguments.buffers.size() != 1) return reply.fail({Code::protocol_error, "a region without its memory"});
     auto kept = group->exchange().map_region(*from, map->region, std::move(request.arguments.buffers[0]));
     if (!kept.ok()) return reply.fail(std::move(kept));
-  } else if (std::holds_alternative<RunOperations>(*message)) {
+  } else if (std::holds_alternative<RunOperations>(message)) {
     if (*from == group->rank()) {
       const WaitInHandler place;  // operations wait for messages, whose handlers need one
       group->run_queue();
     }
-  } else if (const auto* unmap = std::get_if<UnmapRegion>(&*message)) {
+  } else if (const auto* unmap = std::get_if<UnmapRegion>(&message)) {
     group->exchange().unmap_region(*from, unmap->region);
   }
   reply.send({});

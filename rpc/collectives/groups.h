@@ -77,6 +77,9 @@ class Groups final : public std::enable_shared_from_this<Groups> {
   explicit Groups(std::shared_ptr<RawAgent> agent);
   void handle(Request request, Reply reply);
   void handle(const Request& request, const JoinGroup& join, Reply reply);
+  void handle(const Request& request, const ReadyForGroup& ready, Reply reply);
+  void handle(const Request& request, const GetBoard& get, Reply reply);
+  void handle_of_member(Request request, const GroupMessage& message, Reply reply);
   void take_ended_joins(std::vector<Reply>& ended);
   void drop_ended_joins();
   [[nodiscard]] std::shared_ptr<RawGroup> find(std::uint64_t id) const;

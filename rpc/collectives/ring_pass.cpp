@@ -41,10 +41,8 @@ Status Exchange::pass_around(const Fingerprint& called, const RingPass& pass, co
   };
 
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) receive(0, chunk);
-  if (pass.first) {
-    for (std::size_t chunk = 0; chunk < chunks; ++chunk) send(*pass.first, chunk);
-    ++sent;
-  }
+  for (std::size_t chunk = 0; pass.first && chunk < chunks; ++chunk) send(*pass.first, chunk);
+  if (pass.first) ++sent;
   Status status;
   for (std::size_t block = 0; block < pass.arriving && status.ok(); ++block) {
     const bool sends_on = block + 1 < pass.arriving || pass.sends_last;
@@ -54,8 +52,7 @@ Status Exchange::pass_around(const Fingerprint& called, const RingPass& pass, co
         if (!status.ok()) break;
         const auto [begin, end] = range_of(pass.arrives(block).size(), chunk);
         if (receives[chunk]->letter().bytes != end - begin) {
-          status =
-              Status(Code::protocol_error, mailbox_->named(before) + " sent another number of bytes around the ring");
+          status = {Code::protocol_error, mailbox_->named(before) + " sent another number of bytes around the ring"};
           break;
         }
         if (pass.arrived) pass.arrived(block, begin, end);

@@ -129,9 +129,8 @@ void References::replied(std::span<const ForkId> forks, std::uint64_t call) {
   ask_later(transaction);
 }
 
-Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& record, const AgentId& sender) {
-  Transaction transaction(*this);
-  if (closed_) return Status(Code::agent_closed, formatted("agent {} was shut down", self_.name));
+Status References::judge(const ReferenceRecord& record, const AgentId& sender) const {
+  if (closed_) return {Code::agent_closed, formatted("agent {} was shut down", self_.name)};
   if (record.receiver != self_.incarnation) {
     return Status(
         Code::protocol_error,
@@ -158,6 +157,12 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
     return Status(Code::cancelled,
                   formatted("a reference from {} arrived after its call had failed there", sender.name));
   }
+  return {};
+}
+
+Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& record, const AgentId& sender) {
+  Transaction transaction(*this);
+  if (auto judged = judge(record, sender); !judged.ok()) return judged;
   auto accept = ReferenceOp::of(ReferenceOp::Kind::accept, record.fork);
 
   if (record.owner.incarnation == self_.incarnation) {

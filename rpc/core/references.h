@@ -263,6 +263,8 @@ class References final : public std::enable_shared_from_this<References> {
   Status add_fork(references::OwnedObject& object, const ForkId& fork, const AgentId& holder);
   void drop_fork(references::OwnedObject& object, const ForkId& fork);
   std::string why_gone(const RRefId& object) const;
+  /// Returns why the record of a reference that has arrived is not taken; Ok: it may be. Under the lock.
+  Status judge(const ReferenceRecord& record, const AgentId& sender) const;
   void begin_running(Objects::iterator object);
   void finish(Transaction& transaction, Objects::iterator object, Result<Outcome> outcome);
   void free_if_unused(Transaction& transaction, Objects::iterator object);
