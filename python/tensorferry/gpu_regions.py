@@ -29,9 +29,14 @@ class Order(NamedTuple):
 
     @classmethod
     def of(cls, stream_ordered: bool, poison: torch.Tensor | None) -> Order:
+        if poison is None and not stream_ordered:
+            return PLAIN
         if poison is not None and not (poison.is_cuda and poison.numel() == 1):
             raise errors.InvalidArgument("poison is a CUDA tensor of one element")
         return cls(stream_ordered or poison is not None, poison)
+
+
+PLAIN = Order(False, None)
 
 
 def _copying_device(grant: _C.RemoteRegion, tensor: torch.Tensor) -> torch.device | None:

@@ -232,7 +232,7 @@ class Region:
         self,
         indices: torch.Tensor | None,
         runs: Callable[[], tuple[int, int | torch.Tensor]],
-        shape: Sequence[int],
+        shape: tuple[int, ...],
         into: torch.Tensor | None,
         timeout: float,
         order: Order,
@@ -255,8 +255,8 @@ class Region:
             out.detach().copy_(target)
         return out
 
-    def _fitting(self, tensor: torch.Tensor, shape: Sequence[int], name: str) -> torch.Tensor:
-        if tensor.dtype != self._view.dtype or tensor.shape != torch.Size(shape):
+    def _fitting(self, tensor: torch.Tensor, shape: tuple[int, ...], name: str) -> torch.Tensor:
+        if tensor.dtype != self._view.dtype or tensor.shape != shape:
             raise errors.InvalidArgument(
                 f"{name} has {tensor.dtype} and the shape {tuple(tensor.shape)}, not {self.dtype} and {tuple(shape)}"
             )
@@ -284,7 +284,7 @@ class Region:
         Raises:
             NotFound, PermissionDenied, InvalidArgument, ConnectionLost, DeadlineExceeded: see :class:`Region`.
         """
-        source = self._fitting(tensor, self.shape, "the tensor").detach()
+        source = self._fitting(tensor, self._view.shape, "the tensor")
         self._write(None, self._all_runs, source, notify, timeout, Order.of(stream_ordered, poison))
 
     def _write(
@@ -301,13 +301,15 @@ class Region:
         seconds = self._limit(timeout)
         grant = self._opened(seconds)
         by_gpu = self._on_gpu or order.by_stream
-        if by_gpu and gpu_regions.write(self, grant, indices, source, order):
+        if by_gpu and gpu_regions.write(self, grant, indices, source.detach(), order):
             if notify is not None:
                 nothing = torch.empty(0, dtype=torch.int64)
                 grant.write(0, nothing, nothing, notify, seconds)
             return
         run, offsets = runs()
-        grant.write(run, offsets, source.cpu().contiguous(), notify, seconds)
+        if not (source.is_cpu and source.is_contiguous()):
+            source = source.detach().cpu().contiguous()
+        grant.write(run, offsets, source, notify, seconds)
 
     def _checked(self, indices: torch.Tensor, order: Order) -> torch.Tensor:
         """Returns the indices in one dimension. Looks at their values, unless that would wait for a stream."""
@@ -349,7 +351,7 @@ class Region:
         """
         order = Order.of(stream_ordered, poison)
         places = self._checked(indices, order)
-        shape = [places.numel(), *self.shape[1:]]
+        shape = (places.numel(), *self.shape[1:])
         return self._read(
             places, lambda: self._block_runs(places), shape, into, timeout, Order.of(stream_ordered, poison)
         )
@@ -379,7 +381,7 @@ class Region:
         """
         order = Order.of(stream_ordered, poison)
         places = self._checked(indices, order)
-        source = self._fitting(tensor, [places.numel(), *self.shape[1:]], "the tensor").detach()
+        source = self._fitting(tensor, (places.numel(), *self.shape[1:]), "the tensor")
         self._write(places, lambda: self._block_runs(places), source, notify, timeout, order)
 
     async def read_async(self, into: torch.Tensor | None = None, timeout: float = -1) -> torch.Tensor:

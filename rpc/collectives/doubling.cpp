@@ -141,7 +141,7 @@ Status Exchange::take_posted(const Fingerprint& called, const ExchangeStep& step
   }
   Status status;
   std::vector<std::size_t> missing;
-  for (const auto other : from) {
+  for (const auto other : arriving.posted) {
     const auto ended = arriving.receives[other]->wait(limits);
     if (!arriving.receives[other]->done()) missing.push_back(other);
     if (!ended.ok() && status.ok()) status = ended;

@@ -55,7 +55,7 @@ Publication::Publication(std::shared_ptr<RawAgent> agent, std::shared_ptr<Visito
       refresh_(std::move(refresh)),
       last_lease_(random_word() >> 1) {}
 
-Result<std::uint64_t> Publication::update(const NewBytes& bytes, std::optional<Clock::time_point> until,
+Result<std::uint64_t> Publication::update(const NewBytes& given, std::optional<Clock::time_point> until,
                                           const std::function<bool()>& interrupted, const GpuWriter* gpu) {
   const std::lock_guard turn(updating_);
   {
@@ -70,15 +70,15 @@ Result<std::uint64_t> Publication::update(const NewBytes& bytes, std::optional<C
   visitors_->sweep();
   std::optional<GpuWriter> shared;
   if (gpu != nullptr && owned_ != nullptr) {
-    const auto make = [this, given = gpu](std::uint64_t bytes) -> Result<GpuMemory> {
-      auto memory = given->make(bytes);
+    const auto make = [this, writer = gpu](std::uint64_t bytes) -> Result<GpuMemory> {
+      auto memory = writer->make(bytes);
       if (!memory.ok()) return memory.status();
       return as_region(owned_, *std::move(memory));
     };
     gpu = &shared.emplace(GpuWriter{make, gpu->write});
   }
   auto version = store_->update(
-      bytes, until, [this] { return holders(); }, look, gpu);
+      given, until, [this] { return holders(); }, look, gpu);
   if (version.ok()) tell_waiting();
   return version;
 }
