@@ -28,14 +28,16 @@ std::optional<int> attribute_of(int device, CUdevice_attribute attribute) {
   return value;
 }
 
-Result<rdma::CardMemory> register_dma_buf(const std::shared_ptr<rdma::OpenCard>& card, CUdeviceptr begin,
+Result<rdma::CardMemory> register_dma_buf(const std::shared_ptr<rdma::OpenCard>& card, CUdeviceptr address,
                                           std::size_t bytes, unsigned access, int device) {
   if (attribute_of(device, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED).value_or(0) == 0)
     return Status(Code::channel_unavailable, "the CUDA driver exports no dma-buf");
+  const auto begin = address / page * page;
+  const auto whole = (address + bytes + page - 1) / page * page - begin;
   int descriptor = -1;
-  const auto exported = api()->mem_get_range_handle(&descriptor, begin, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+  const auto exported = api()->mem_get_range_handle(&descriptor, begin, whole, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
   if (exported != CUDA_SUCCESS) return cuda::status_of(exported, "exporting a dma-buf");
-  return rdma::CardMemory::make_of_dma_buf(card, FileDescriptor(descriptor), begin, bytes, access);
+  return rdma::CardMemory::make_of_dma_buf(card, FileDescriptor(descriptor), address - begin, address, bytes, access);
 }
 
 }  // namespace
@@ -74,12 +76,9 @@ Result<rdma::CardMemory> register_gpu_memory(std::shared_ptr<rdma::OpenCard> car
     return Status(Code::channel_unavailable, "the memory that is to be registered is not a GPU's");
   const cuda::DeviceGuard here(device);
   if (!here.status().ok()) return here.status();
-  const auto begin = address / page * page;
-  const auto whole = (address + bytes + page - 1) / page * page - begin;
-  auto made = register_dma_buf(card, begin, whole, access, device);
+  auto made = register_dma_buf(card, address, bytes, access, device);
   if (made.ok() || made.status().code() == Code::resource_exhausted) return made;
-  auto* const region =
-      rdma::register_memory(card->verbs(), card->domain(), reinterpret_cast<void*>(begin), whole, access);
+  auto* const region = rdma::register_memory(card->verbs(), card->domain(), data, bytes, access);
   if (region != nullptr) return rdma::CardMemory(std::move(card), region);
   const auto by_module = rdma::status_of(errno, formatted("ibv_reg_mr on {}", card->name()));
   return Status(by_module.code(),

@@ -22,9 +22,9 @@ std::optional<Refusal> refusal_of_gpu(int device);
 std::variant<Allocations::Allocation, Refusal> allocation_of(const std::byte* data, std::size_t bytes);
 
 /// Registers GPU memory with a card (rdma::RegisterMemory): as a dma-buf, else by the kernel module nvidia-peermem.
-/// Registers whole pages of 4 KB. May take milliseconds. Fails with ResourceExhausted if the memory may not be pinned
-/// (the GPU's window for other devices, BAR1, may be full), else with ChannelUnavailable; the text says why each of the
-/// two does not work, and what to do.
+/// The keys reach these bytes alone. May take milliseconds. Fails with ResourceExhausted if the memory may not be
+/// pinned (the GPU's window for other devices, BAR1, may be full), else with ChannelUnavailable; the text says why each
+/// of the two does not work, and what to do.
 Result<rdma::CardMemory> register_gpu_memory(std::shared_ptr<rdma::OpenCard> card, std::byte* data, std::size_t bytes,
                                              unsigned access);
 

@@ -57,11 +57,13 @@ Result<CardMemory> CardMemory::make(std::shared_ptr<OpenCard> card, std::byte* d
 }
 
 Result<CardMemory> CardMemory::make_of_dma_buf(std::shared_ptr<OpenCard> card, const FileDescriptor& buffer,
-                                               std::uint64_t address, std::size_t bytes, unsigned access) {
+                                               std::uint64_t offset, std::uint64_t address, std::size_t bytes,
+                                               unsigned access) {
   const auto& verbs = card->verbs();
   if (verbs.reg_dmabuf_mr == nullptr)
     return Status(Code::channel_unavailable, "libibverbs takes no dma-buf (rdma-core 34 or newer does)");
-  auto* const region = verbs.reg_dmabuf_mr(card->domain(), 0, bytes, address, buffer.get(), static_cast<int>(access));
+  auto* const region =
+      verbs.reg_dmabuf_mr(card->domain(), offset, bytes, address, buffer.get(), static_cast<int>(access));
   if (region == nullptr)
     return status_of(errno, formatted("registering a dma-buf of {} bytes with {}", bytes, card->name()));
   return CardMemory(std::move(card), region);

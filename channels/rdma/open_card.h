@@ -56,10 +56,12 @@ class CardMemory final {
   /// Registers memory with the flags `access` (IBV_ACCESS_...). Fails as rdma::status_of says. Blocks while the kernel
   /// pins the pages.
   static Result<CardMemory> make(std::shared_ptr<OpenCard> card, std::byte* data, std::size_t bytes, unsigned access);
-  /// Registers a device's memory that a driver has exported as a dma-buf: `bytes` bytes at its beginning. Work requests
-  /// and peers name it by its addresses from `address` on. Fails likewise, also if libibverbs is older than 34.
+  /// Registers a device's memory that a driver has exported as a dma-buf: `bytes` bytes from `offset` on. Work requests
+  /// and peers name them by their addresses from `address` on, which lies as far behind a page's begin. Fails likewise,
+  /// also if libibverbs is older than 34.
   static Result<CardMemory> make_of_dma_buf(std::shared_ptr<OpenCard> card, const FileDescriptor& buffer,
-                                            std::uint64_t address, std::size_t bytes, unsigned access);
+                                            std::uint64_t offset, std::uint64_t address, std::size_t bytes,
+                                            unsigned access);
   ~CardMemory() { reset(); }
   CardMemory() = default;
   /// Takes over what ibv_reg_mr has returned.

@@ -188,7 +188,7 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* domain, void* data, std::size_t bytes, std::uin
 
 ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, std::uint64_t start, int fd,
                           int access) {
-  (void)offset;
+  if (offset % 4096 != start % 4096) return no<ibv_mr>(EINVAL);
   return Host::get().memory.add_dma_buf(domain, fd, bytes, start, static_cast<unsigned>(access));
 }
 
