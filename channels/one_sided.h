@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -16,6 +17,12 @@ namespace tensorferry {
 class ExposedMemory {
  public:
   virtual ~ExposedMemory() = default;
+
+  /// Makes what peers had written when it is called visible to the work of the device that the memory is on. The
+  /// completion gets the outcome, inside the call or on a thread of the channel.
+  using Flush = std::function<void(Completion)>;
+  /// Returns what does so for this memory, and does not keep it exposed. Empty: nothing has to be done.
+  [[nodiscard]] virtual Flush flush() const { return {}; }
 };
 
 /// What peers may do with exposed memory.
@@ -30,6 +37,15 @@ struct ExposedRights {
 /// rights allow, and no others. A transfer that breaks them fails, and harms the connection of this link alone, which
 /// is then made anew.
 ///
+/// Memory is the host's, or that of the pair's local device. It does not matter on which device the peer's is: its keys
+/// tell the cards all. Nothing is ordered by streams. `done` of a transfer means that the bytes are visible:
+///
+/// - of a read: to the device on which they have landed;
+/// - of a write to the host's memory: to the peer's processors;
+/// - of a write to a device's memory: to reads by cards. The device's own work may see older bytes until the peer has
+///   flushed (ExposedMemory::flush), and nothing else promises when they appear. So a writer tells the peer, and the
+///   peer flushes before its program learns of it.
+///
 /// Thread-safe. Errors reach completions. It may outlive its channel: transfers then fail with ChannelUnavailable.
 class OneSided {
  public:
@@ -37,8 +53,9 @@ class OneSided {
 
   /// Lets the peer reach `memory`, and returns what the peer has to know for that (Transfer::there, ::word). `exposed`
   /// is null, or what an earlier call for the same memory and rights has made, for this peer or another one. It is
-  /// extended or replaced. Blocks while pages are pinned, up to some milliseconds for 100 MB. The caller keeps
-  /// `memory.owner` until it has dropped `exposed`.
+  /// extended or replaced. Blocks while pages are pinned, up to some milliseconds for 100 MB. The caller keeps the
+  /// memory allocated until it has dropped `exposed`: memory that is freed before, by cudaFree for instance, stays
+  /// pinned, and peers reach it until then.
   ///
   /// ChannelUnavailable: this channel cannot, or not now; ResourceExhausted: no more memory may be pinned.
   virtual Result<Bytes> expose(const Buffer& memory, ExposedRights rights, std::shared_ptr<ExposedMemory>& exposed) = 0;
@@ -49,7 +66,7 @@ class OneSided {
     Bytes there;                           // from the peer's expose()
     std::uint64_t run_bytes = 0;           // at most most_run_bytes
     std::vector<std::uint64_t> offsets{};  // of the runs there
-    Buffer here;                           // the runs, one after another
+    Buffer here;                           // the runs, one after another; no work of a device uses it
     bool writes = false;                   // from here to there
     Bytes word{};                          // from the peer's expose()
     std::uint64_t word_offset = 0;

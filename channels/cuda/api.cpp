@@ -26,6 +26,7 @@ void load_devices(Symbols& load, Api& api) {
   load(api.device_can_access_peer, "cuDeviceCanAccessPeer");
   load(api.device_get_p2p_attribute, "cuDeviceGetP2PAttribute");
   load(api.primary_ctx_retain, "cuDevicePrimaryCtxRetain");
+  load(api.primary_ctx_get_state, "cuDevicePrimaryCtxGetState");
   load(api.ctx_push_current, "cuCtxPushCurrent");
   load(api.ctx_pop_current, "cuCtxPopCurrent");
   load(api.ctx_enable_peer_access, "cuCtxEnablePeerAccess");

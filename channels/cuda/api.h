@@ -23,6 +23,7 @@ struct Api {
   decltype(&::cuDeviceCanAccessPeer) device_can_access_peer;
   decltype(&::cuDeviceGetP2PAttribute) device_get_p2p_attribute;
   decltype(&::cuDevicePrimaryCtxRetain) primary_ctx_retain;
+  decltype(&::cuDevicePrimaryCtxGetState) primary_ctx_get_state;
   decltype(&::cuCtxPushCurrent) ctx_push_current;
   decltype(&::cuCtxPopCurrent) ctx_pop_current;
   decltype(&::cuCtxEnablePeerAccess) ctx_enable_peer_access;

@@ -167,6 +167,17 @@ bool few_queues() {
   return queues > 0 && queues < usual;
 }
 
+std::optional<int> device_in_use() {
+  for (int device = 0; api() != nullptr && device < devices(); ++device) {
+    CUdevice handle = 0;
+    unsigned flags = 0;
+    int active = 0;
+    if (api()->device_get(&handle, device) != CUDA_SUCCESS) continue;
+    if (api()->primary_ctx_get_state(handle, &flags, &active) == CUDA_SUCCESS && active != 0) return device;
+  }
+  return std::nullopt;
+}
+
 std::string without_access_to(int device) {
   std::string barred;
   CUdevice here = 0;

@@ -114,6 +114,9 @@ CUresult copy_between(CUdeviceptr to, int to_device, CUdeviceptr from, int from_
 /// of its queue.
 bool few_queues();
 
+/// Returns the first GPU that this process has used, so that it has a primary context there. nullopt: none.
+std::optional<int> device_in_use();
+
 /// Returns the UUIDs of the GPUs that this process sees and to which `device` has no peer access, one after another.
 std::string without_access_to(int device);
 

@@ -14,6 +14,7 @@
 #include "channels/cuda_gdr/gdr_end.h"
 #include "channels/cuda_gdr/gpu_cards.h"
 #include "channels/cuda_gdr/gpu_memory.h"
+#include "channels/cuda_gdr/gpu_reach.h"
 #include "channels/cuda_gdr/messages.h"
 #include "channels/reserve.h"
 
@@ -39,7 +40,11 @@ using rdma::Registration;
 class CudaGdrChannel final : public Channel {
  public:
   CudaGdrChannel(Wire& wire, DevicePair pair, GpuCards& cards)
-      : pair_(pair), end_(std::make_shared<GdrEnd>(wire, pair.local.index, cards)), turn_(pair.local.index) {
+      : pair_(pair),
+        end_(std::make_shared<GdrEnd>(wire, pair.local.index, cards)),
+        transfers_(std::make_shared<ibv::CardTransfers>(end_->shared->connection(),
+                                                        std::make_shared<cuda_gdr::GpuReach>(end_))),
+        turn_(pair.local.index) {
     end_->shared->join(std::shared_ptr<WireUse>(end_, &end_->wire), [weak = std::weak_ptr(end_)](const Status& status) {
       if (const auto end = weak.lock()) end->changed(status);
     });
@@ -154,6 +159,8 @@ class CudaGdrChannel final : public Channel {
   }
   [[nodiscard]] bool progresses() const override { return end_->shared->connection()->awaits(); }
 
+  std::shared_ptr<OneSided> one_sided() override { return transfers_; }
+
   void control(ByteView message, Descriptors) override {
     auto parsed = decode<cuda_gdr::Control>(message);
     if (!parsed || !end_->ended().ok()) return;
@@ -228,6 +235,7 @@ class CudaGdrChannel final : public Channel {
   const std::uint32_t born_in_ = forks();
   const DevicePair pair_;
   const std::shared_ptr<GdrEnd> end_;
+  const std::shared_ptr<OneSided> transfers_;
   std::atomic<std::size_t> turn_;
 };
 

@@ -48,6 +48,13 @@ class GpuCards final : public std::enable_shared_from_this<GpuCards> {
   std::variant<std::shared_ptr<rdma::Registration>, Refusal> registration(rdma::LocalCards& local, const Buffer& buffer,
                                                                           const std::vector<std::size_t>& cards,
                                                                           Unregistered unregistered);
+  /// Registers exactly these bytes for peers, apart from all else (rdma::Registrations::make_apart). Call inside
+  /// DeviceGuard.
+  Result<std::shared_ptr<rdma::Registration>> expose(rdma::LocalCards& local, const Buffer& buffer, rdma::Access access,
+                                                     const std::vector<std::size_t>& cards,
+                                                     std::shared_ptr<rdma::Registration> earlier) {
+    return registrations(local)->make_apart(buffer.data, buffer.bytes, access, cards, std::move(earlier));
+  }
   /// Returns the page by which the GPU is probed; the first call makes it. Blocks.
   Result<std::shared_ptr<ProbePage>> probe_page(rdma::LocalCards& local, int device);
   std::shared_ptr<Flush> flush(rdma::LocalCards& local, int device);

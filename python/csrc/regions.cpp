@@ -113,8 +113,9 @@ Runs runs_of(std::uint64_t run_bytes, const py::object& offsets) {
 }
 
 /// Returns whether a copy takes less time than to release the GIL and take it back.
-bool is_quick(const RemoteRegion& region, std::size_t bytes) {
-  return !region.on_gpu() && region.reach() == regions::Reach::mapped && bytes <= (std::size_t{16} << 10);
+bool is_quick(const RemoteRegion& region, const Buffer& memory) {
+  return !region.on_gpu() && region.reach() == regions::Reach::mapped && regions::on_host(memory) &&
+         memory.bytes <= (std::size_t{16} << 10);
 }
 
 std::shared_ptr<RegionService> service_of(PythonAgent& agent) {
@@ -323,8 +324,8 @@ void bind_remote(Class<RemoteRegion>& remote, Class<RegionService>& service) {
           [](RemoteRegion& self, std::uint64_t run_bytes, const py::object& offsets, const at::Tensor& into,
              double timeout) {
             const auto runs = runs_of(run_bytes, offsets);
-            const auto bytes = bytes_of(into);
-            if (is_quick(self, bytes.bytes)) return check(self.read(runs, bytes));
+            const auto bytes = memory_of(into);
+            if (is_quick(self, bytes)) return check(self.read(runs, bytes));
             without_gil([&](const auto& interrupted) {
               return self.read(runs, bytes, {timeout_of(timeout), interrupted});
             });
@@ -335,8 +336,8 @@ void bind_remote(Class<RemoteRegion>& remote, Class<RegionService>& service) {
           [](RemoteRegion& self, std::uint64_t run_bytes, const py::object& offsets, const at::Tensor& from,
              std::optional<std::uint64_t> notify, double timeout) {
             const auto runs = runs_of(run_bytes, offsets);
-            const auto bytes = bytes_of(from);
-            if (!notify && is_quick(self, bytes.bytes)) return check(self.write(runs, bytes));
+            const auto bytes = memory_of(from);
+            if (!notify && is_quick(self, bytes)) return check(self.write(runs, bytes));
             without_gil([&](const auto& interrupted) {
               return self.write(runs, bytes, notify, {timeout_of(timeout), interrupted});
             });

@@ -71,7 +71,7 @@ def _words(*tensors: torch.Tensor) -> list[torch.Tensor]:
 def _before(device: torch.device | None, order: Order, mapped: bool) -> None:
     if order.by_stream and not mapped:
         raise errors.InvalidArgument(
-            "stream_ordered=True is for regions on a GPU that this process can map; this one the owner's agent serves"
+            "stream_ordered=True is for regions on a GPU that this process can map, and it cannot map this one"
         )
     if not order.by_stream and device is not None and torch.cuda.is_current_stream_capturing():
         raise errors.InvalidArgument("in the capture of a CUDA graph a region is used with stream_ordered=True")
@@ -128,7 +128,7 @@ def poison_unless_alive(grant: _C.RemoteRegion, device: torch.device, flag: torc
 
 
 def read(region: Region, grant: _C.RemoteRegion, indices: torch.Tensor | None, out: torch.Tensor, order: Order) -> bool:
-    """Reads the part, or its blocks, into ``out``. Returns whether it did: False if the bytes go by the host."""
+    """Reads the part, or its blocks, into ``out``. Returns whether it did: False if the region is not mapped."""
     device = _copying_device(grant, out)
     view = _checked(region, grant, device, order, False)
     if view is None or device is None:
@@ -150,7 +150,7 @@ def read(region: Region, grant: _C.RemoteRegion, indices: torch.Tensor | None, o
 def write(
     region: Region, grant: _C.RemoteRegion, indices: torch.Tensor | None, source: torch.Tensor, order: Order
 ) -> bool:
-    """Writes ``source`` to the part, or to its blocks. Returns whether it did: False if the bytes go by the host."""
+    """Writes ``source`` to the part, or to its blocks. Returns whether it did: False if the region is not mapped."""
     device = _copying_device(grant, source)
     view = _checked(region, grant, device, order, True)
     if view is None or device is None:

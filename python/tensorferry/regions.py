@@ -249,9 +249,12 @@ class Region:
         if out.numel() == 0 or (by_gpu and gpu_regions.read(self, grant, indices, out.detach(), order)):
             return out
         run, offsets = runs()
-        target = out if out.is_cpu and out.is_contiguous() else torch.empty(shape, dtype=self.dtype)
+        direct = out.is_contiguous() and (out.is_cpu or out.is_cuda)
+        device = out.device if out.is_cuda else torch.device("cpu")
+        target = out.detach() if direct else torch.empty(shape, dtype=self.dtype, device=device)
+        gpu_regions.wait_for_tensors([target])  # the stream may still use its memory
         grant.read(run, offsets, target, seconds)
-        if target is not out:
+        if not direct:
             out.detach().copy_(target)
         return out
 
@@ -307,8 +310,11 @@ class Region:
                 grant.write(0, nothing, nothing, notify, seconds)
             return
         run, offsets = runs()
-        if not (source.is_cpu and source.is_contiguous()):
-            source = source.detach().cpu().contiguous()
+        if not ((source.is_cpu or source.is_cuda) and source.is_contiguous()):
+            source = source.detach()
+            source = (source if source.is_cuda else source.cpu()).contiguous()
+        if source.is_cuda:
+            gpu_regions.wait_for_tensors([source])
         grant.write(run, offsets, source, notify, seconds)
 
     def _checked(self, indices: torch.Tensor, order: Order) -> torch.Tensor:

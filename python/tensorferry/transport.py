@@ -346,13 +346,9 @@ class RegionTransport(Transport):
             if gpu_regions.copy_bytes(grant, there.offset, local, into_view, self._copy_stream(device), None):
                 return
         if into_view:
-            host = local if local.is_cpu else torch.empty(local.numel(), dtype=torch.uint8)
-            grant.read(view.size(), there.offset, host, seconds)
-            self._copy_apart(local, host)
+            grant.read(view.size(), there.offset, local, seconds)
         else:
-            host = local if local.is_cpu else torch.empty(local.numel(), dtype=torch.uint8)
-            self._copy_apart(host, local)
-            grant.write(view.size(), there.offset, host, None, seconds)
+            grant.write(view.size(), there.offset, local, None, seconds)
 
     def _copy_stream(self, device: torch.device) -> torch.cuda.Stream:
         """Returns the stream of transfers that the current streams are not to wait for, and that wait for none."""
@@ -361,14 +357,6 @@ class RegionTransport(Transport):
             if stream is None:
                 stream = self._copy_streams[device.index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return stream
-
-    def _copy_apart(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        if to is source:
-            return
-        stream = self._copy_stream(to.device if to.is_cuda else source.device)
-        with torch.cuda.stream(stream):
-            to.copy_(source)
-        gpu_regions.wait_for(stream)
 
     def poison(self, device: torch.device | str | int | None = None) -> torch.Tensor:
         """Returns a flag on a CUDA device, a tensor of one bool: it becomes true, in the order of its stream, behind a

@@ -133,6 +133,11 @@ GpuPlace place_of(const Buffer& memory) {
   return place;
 }
 
+std::optional<std::uint8_t> gpu_in_use() {
+  const auto device = cuda::device_in_use();
+  return device ? std::optional(static_cast<std::uint8_t>(*device)) : std::nullopt;
+}
+
 Result<Buffer> map_gpu_memory(const GpuPlace& place, std::uint64_t bytes, int device) {
   cuda::BufferOffer offer;
   if (place.handle.size() != sizeof offer.handle.reserved || place.offset > place.bytes ||

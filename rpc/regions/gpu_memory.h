@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -21,7 +22,7 @@ struct GpuPlace {
   std::uint64_t address = 0;  // of the allocation in the owner's process
   std::uint64_t bytes = 0;    // of the allocation
   std::uint64_t offset = 0;   // of the region in it
-  std::int32_t index = 0;     // of the GPU in the owner's process
+  std::int32_t index = 0;     // of the GPU in the owner's process; told without a handle too
   cma::Identity process{};    // the owner's
   static constexpr std::tuple fields{at_most(&GpuPlace::handle, 64),
                                      &GpuPlace::address,
@@ -37,6 +38,8 @@ Status check_memory(const Buffer& memory);
 /// Returns the place of `memory`, which is on a GPU. Without a handle if its allocator's memory has none, such as
 /// torch's expandable segments.
 GpuPlace place_of(const Buffer& memory);
+/// Returns the first GPU that this process has used.
+std::optional<std::uint8_t> gpu_in_use();
 /// Maps a region of `bytes` bytes for kernels and copies of this process's GPU `device`. The buffer's owner keeps it
 /// mapped. Takes milliseconds. ChannelUnavailable says why it fails.
 Result<Buffer> map_gpu_memory(const GpuPlace& place, std::uint64_t bytes, int device);

@@ -126,7 +126,8 @@ struct AskKeys {
   static constexpr std::uint8_t tag = 6;
   std::uint64_t visit = 0;
   std::uint64_t id = 0;
-  static constexpr std::tuple fields{&AskKeys::visit, &AskKeys::id};
+  std::uint8_t gpu = 0;  // of the peer's: cards reach a region on a GPU if they connect the two GPUs
+  static constexpr std::tuple fields{&AskKeys::visit, &AskKeys::id, &AskKeys::gpu};
 };
 /// What OneSided::expose() has returned at the owner.
 struct RegionKeys {

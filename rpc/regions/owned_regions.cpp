@@ -145,11 +145,10 @@ void OwnedRegions::handle(Request request, Reply reply) {
     const auto keys = this->keys(request.peer, *asked);
     return keys.ok() ? reply.send({encode(*keys), {}, {}, {}}) : reply.fail(keys.status());
   }
+  if (const auto* told = std::get_if<NotifyOwner>(&*message)) return notify(request.peer, *told, std::move(reply));
   Status status;
   if (const auto* asked = std::get_if<WriteRuns>(&*message)) {
     status = write(request.peer, *asked, request.arguments.buffers);
-  } else if (const auto* told = std::get_if<NotifyOwner>(&*message)) {
-    status = notify(request.peer, *told);
   } else if (const auto* closed = std::get_if<CloseRegion>(&*message)) {
     close_grant({request.peer.incarnation, closed->visit}, closed->id);
   }
@@ -251,13 +250,14 @@ Result<RegionGrant> OwnedRegions::grant(const PeerInfo& peer, const OpenRegion& 
     grant.word_address = reinterpret_cast<std::uintptr_t>(&(*visited)->word(*slot));
     grant.proof_address = reinterpret_cast<std::uintptr_t>((*visited)->proof.get());
   }
+  if (grant.on_gpu && asked.map) grant.place = place_of(*region.memory);
+  grant.place.index = region.memory->device.index;
   if (!asked.map) return grant;
   grant.page = true;
   message.buffers.push_back((*visited)->page);
   message.sharing.push_back(Sharing::shared);
   if (region.memory->bytes == 0) return grant;
   if (grant.on_gpu) {
-    grant.place = place_of(*region.memory);
     if (!grant.place.handle.empty()) grant.reach = Reach::mapped;
     return grant;
   }
@@ -320,8 +320,6 @@ void OwnedRegions::read(const PeerInfo& peer, const ReadRuns& asked, Reply reply
 
 Result<RegionKeys> OwnedRegions::keys(const PeerInfo& peer, const AskKeys& asked) {
   RegionKeys out;
-  const auto cards = agent_->one_sided(peer.name);
-  if (cards == nullptr) return out;
   const VisitId visit{peer.incarnation, asked.visit};
   std::shared_ptr<const Buffer> memory;
   ExposedRights rights;
@@ -340,7 +338,9 @@ Result<RegionKeys> OwnedRegions::keys(const PeerInfo& peer, const AskKeys& asked
     page = visited->second.page;
     page_exposed = visited->second.exposed;
   }
-  if (!on_host(*memory)) return out;
+  const auto cards = on_host(*memory) ? agent_->one_sided(peer.name)
+                                      : agent_->one_sided(peer.name, memory->device, {memory->device.type, asked.gpu});
+  if (cards == nullptr) return out;
   auto page_keys = cards->expose(page, {true, false}, page_exposed);
   auto region_keys = page_keys.ok() ? cards->expose(*memory, rights, exposed) : page_keys.status();
   const std::lock_guard lock(mutex_);
@@ -386,7 +386,23 @@ Status OwnedRegions::copy(const Buffer& region, std::uint64_t run_bytes, const s
   return {};
 }
 
-Status OwnedRegions::notify(const PeerInfo& peer, const NotifyOwner& told) {
+void OwnedRegions::notify(const PeerInfo& peer, const NotifyOwner& told, Reply reply) {
+  ExposedMemory::Flush flush;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = regions_.find(told.id);
+    if (found != regions_.end() && found->second.exposed != nullptr) flush = found->second.exposed->flush();
+  }
+  auto then = [self = shared_from_this(), peer, told, reply = std::move(reply)](Status status) mutable {
+    if (status.ok()) status = self->note(peer, told);
+    if (!status.ok()) return reply.fail(status);
+    reply.send({});
+  };
+  if (!flush) return then({});
+  flush(std::move(then));
+}
+
+Status OwnedRegions::note(const PeerInfo& peer, const NotifyOwner& told) {
   const std::lock_guard lock(mutex_);
   const auto found = allowed(peer, told.id, true);
   if (!found.ok()) return found.status();

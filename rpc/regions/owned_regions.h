@@ -54,7 +54,9 @@ struct Notification {
 ///
 /// A region on a GPU is mapped by the driver's handle of its allocation, which other tensors of the owner may share: a
 /// peer of the same user reads and writes it by copies and kernels of its own, and the library alone keeps those within
-/// the region. Nothing orders them behind the streams of the owner.
+/// the region. A peer's card reaches the region's bytes alone. Nothing orders either behind the streams of the owner.
+/// What a card has written there is visible to the owner's GPU when the owner gets the notification; nothing else says
+/// when.
 ///
 /// Bounds: at most `most_grants` grants and `most_notifications` unread notifications for each visit and region.
 /// Grants end with the visit. Notifications tell of bytes that are there, so they stay until they are read or the
@@ -69,7 +71,8 @@ class OwnedRegions final : public std::enable_shared_from_this<OwnedRegions> {
   /// Serves `tf:region` at `agent`, and keeps the agent as long as it lives.
   static std::shared_ptr<OwnedRegions> serve(std::shared_ptr<RawAgent> agent, Visitors& visitors);
 
-  /// Makes `memory` a region, and returns its id. Its owner (Buffer::owner) is kept until drop(). `name`: peers may
+  /// Makes `memory` a region, and returns its id. Its owner (Buffer::owner) is kept until drop(). Memory that has none,
+  /// such as cudaMalloc's, is freed after drop(): peers reach it until then. `name`: peers may
   /// find the region by it; a region that had the name before keeps its id and loses the name. `shape`: told to peers.
   /// The memory is the host's, or a GPU's. InvalidArgument: the name is longer than 256 bytes, or the memory is of
   /// another device.
@@ -127,7 +130,9 @@ class OwnedRegions final : public std::enable_shared_from_this<OwnedRegions> {
   /// Lets network cards of the peer reach a region that it has a grant of.
   Result<RegionKeys> keys(const PeerInfo& peer, const AskKeys& asked);
   Status write(const PeerInfo& peer, const WriteRuns& asked, const std::vector<Buffer>& from);
-  Status notify(const PeerInfo& peer, const NotifyOwner& told);
+  /// Notes the notification when what the peer has written is visible.
+  void notify(const PeerInfo& peer, const NotifyOwner& told, Reply reply);
+  Status note(const PeerInfo& peer, const NotifyOwner& told);
   /// Copies runs of a region to `host`, or back.
   Status copy(const Buffer& region, std::uint64_t run_bytes, const std::vector<std::uint64_t>& offsets, std::byte* host,
               bool to_region);

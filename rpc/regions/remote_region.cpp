@@ -51,6 +51,8 @@ int read_runs(std::int32_t pid, std::uint64_t base, const Runs& runs, std::byte*
   return 0;
 }
 
+Status no_memory(std::uint64_t bytes) { return {Code::resource_exhausted, formatted("no memory for {} bytes", bytes)}; }
+
 std::atomic<std::uint64_t>& word_in(const Buffer& page, std::uint32_t slot) {
   return reinterpret_cast<std::atomic<std::uint64_t>*>(page.data)[slot];
 }
@@ -96,10 +98,6 @@ Status RemoteRegion::check_right(bool to_write) const {
 
 Status RemoteRegion::check(const Runs& runs, const Buffer& memory, bool to_write) const {
   if (auto allowed = check_right(to_write); !allowed.ok()) return allowed;
-  if (memory.device != Device{}) {
-    return {Code::invalid_argument,
-            "memory on " + text_of(memory.device) + ": these copies are from and to the host's"};
-  }
   if (runs.offsets.size() > most_runs) {
     return {Code::invalid_argument, formatted("a transfer has at most {} runs", most_runs)};
   }
@@ -199,6 +197,7 @@ Result<Buffer> RemoteRegion::word_on(int device) {
 Status RemoteRegion::read(const Runs& runs, const Buffer& into, const TransferLimits& limits) {
   if (auto fits = check(runs, into, false); !fits.ok()) return fits;
   if (auto good = alive(); !good.ok()) return good;
+  if (into.device != Device{}) return read_by_gpu(runs, into, limits);
   if (memory_.data != nullptr) return copy_mapped(runs, into.data, false);
   if (reach() == Reach::in_place) {
     auto read = read_in_place(runs, into.data);
@@ -214,7 +213,9 @@ Status RemoteRegion::write(const Runs& runs, const Buffer& from, std::optional<s
   if (auto fits = check(runs, from, true); !fits.ok()) return fits;
   if (auto good = alive(); !good.ok()) return good;
   Status status;
-  if (memory_.data != nullptr) {
+  if (from.device != Device{}) {
+    status = write_by_gpu(runs, from, limits);
+  } else if (memory_.data != nullptr) {
     status = copy_mapped(runs, from.data, true);
   } else if (auto written = by_card(runs, from, true, limits)) {
     status = noting_a_drop(*std::move(written));
@@ -223,6 +224,22 @@ Status RemoteRegion::write(const Runs& runs, const Buffer& from, std::optional<s
   }
   if (!status.ok() || !notify) return status;
   return regions_->ask(owner(), NotifyOwner{visit_->number(), id(), *notify}, {}, {}, limits).status();
+}
+
+Status RemoteRegion::read_by_gpu(const Runs& runs, const Buffer& into, const TransferLimits& limits) {
+  if (auto read = by_card(runs, into, false, limits)) return noting_a_drop(*std::move(read));
+  const auto host = regions_->agent_->allocate(into.bytes);
+  if (host.data == nullptr && into.bytes != 0) return no_memory(into.bytes);
+  auto status = read(runs, host, limits);
+  return status.ok() ? copy_runs(into, into.bytes, {0}, host.data, true) : status;
+}
+
+Status RemoteRegion::write_by_gpu(const Runs& runs, const Buffer& from, const TransferLimits& limits) {
+  if (auto written = by_card(runs, from, true, limits)) return noting_a_drop(*std::move(written));
+  const auto host = regions_->agent_->allocate(from.bytes);
+  if (host.data == nullptr && from.bytes != 0) return no_memory(from.bytes);
+  auto status = copy_runs(from, from.bytes, {0}, host.data, false);
+  return status.ok() ? write(runs, host, {}, limits) : status;
 }
 
 Status RemoteRegion::read_served(const Runs& runs, const Buffer& into, const TransferLimits& limits) {

@@ -14,6 +14,7 @@
 
 #include "agent/agent.h"
 #include "base/spin.h"
+#include "channels/channel.h"
 #include "channels/cma/process.h"
 #include "channels/copy.h"
 #include "channels/one_sided.h"
@@ -46,7 +47,8 @@ struct TransferLimits {
 
 class RemoteRegions;
 
-/// By what cards reach a region of a peer: the link's transfers, and the keys.
+/// By what cards reach a region of a peer: the link's transfers, from and to memory of the host and perhaps of a GPU,
+/// and the keys.
 struct CardKeys {
   std::shared_ptr<OneSided> cards;
   RegionKeys keys;
@@ -56,8 +58,12 @@ struct CardKeys {
 ///
 /// - mapped: this process copies from or to memory that it has mapped; on a GPU, the caller does (map_on());
 /// - in_place: the kernel copies from the owner's memory (reads alone);
-/// - by_card: a network card copies, by keys that the owner gives (RDMA). If that fails, the owner serves;
+/// - by_card: a network card copies, by keys that the owner gives (RDMA). To a region on a GPU it does if cards connect
+///   the GPU to one that this process uses. If that fails, the owner serves;
 /// - served: the owner's agent sends or takes the bytes, over any link.
+///
+/// The memory to copy from or to is the host's or a GPU's. No work of a stream may use that of a GPU meanwhile. If no
+/// card carries its bytes, they go by way of the host's memory.
 ///
 /// The library checks the bounds against the grant that it has copied, and the region's generation word before and
 /// after each copy. Errors:
@@ -118,7 +124,12 @@ class RemoteRegion final {
   /// Copies by a network card. nullopt: no card can now, or it has failed; any part may have landed.
   std::optional<Status> by_card(const Runs& runs, const Buffer& memory, bool to_region, const TransferLimits& limits);
   /// Returns by what cards reach the owner's memory, with the keys; null if they do not now.
-  std::shared_ptr<const CardKeys> card_keys(const TransferLimits& limits);
+  std::shared_ptr<const CardKeys> card_keys(DevicePair pair, const TransferLimits& limits);
+  /// Returns the devices whose cards carry between the region and memory on `here`; nullopt: there are none.
+  std::optional<DevicePair> pair_for(Device here);
+  /// Of memory of a GPU: by a card, or by way of the host.
+  Status read_by_gpu(const Runs& runs, const Buffer& into, const TransferLimits& limits);
+  Status write_by_gpu(const Runs& runs, const Buffer& from, const TransferLimits& limits);
   Status read_served(const Runs& runs, const Buffer& into, const TransferLimits& limits);
   Status write_served(const Runs& runs, const Buffer& from, const TransferLimits& limits);
   [[nodiscard]] Status dropped() const;
@@ -133,10 +144,13 @@ class RemoteRegion final {
   std::atomic<Reach> reach_{Reach::served};
   std::atomic<bool> dropped_{false};  // a transfer has found it so
   std::mutex mapping_;
-  std::map<int, Buffer> mapped_;          // of a region on a GPU, by device; guarded by mapping_
-  std::shared_ptr<LockedWords> words_;    // guarded by mapping_
-  std::shared_ptr<const CardKeys> keys_;  // guarded by mapping_
-  Clock::time_point ask_keys_at_{};       // the same; not before that
+  std::map<int, Buffer> mapped_;        // of a region on a GPU, by device; guarded by mapping_
+  std::shared_ptr<LockedWords> words_;  // guarded by mapping_
+  struct KnownKeys {
+    std::shared_ptr<const CardKeys> keys;
+    Clock::time_point ask_at{};  // not before that
+  };
+  std::map<DevicePair, KnownKeys> keys_;  // guarded by mapping_
 };
 
 /// The grants that this agent holds. Thread-safe.

@@ -1,4 +1,5 @@
 // Reads and writes of a peer's region by network cards.
+#include <algorithm>
 #include <condition_variable>
 #include <utility>
 
@@ -52,35 +53,52 @@ Status await(OneSided& cards, OneSided::Transfer transfer, Spin& spin, const Tra
 
 }  // namespace
 
-std::shared_ptr<const CardKeys> RemoteRegion::card_keys(const TransferLimits& limits) {
+std::optional<DevicePair> RemoteRegion::pair_for(Device here) {
+  if (!grant_.on_gpu) return here == Device() ? std::optional(DevicePair{}) : std::nullopt;
+  const Device there{DeviceType::cuda, static_cast<std::uint8_t>(grant_.place.index)};
+  if (here != Device()) return DevicePair{here, there};
+  {
+    const std::lock_guard lock(mapping_);
+    // The cards of any pair reach the host's memory too.
+    const auto known = std::ranges::find_if(keys_, [](const auto& each) { return each.second.keys != nullptr; });
+    if (known != keys_.end()) return known->first;
+  }
+  const auto gpu = gpu_in_use();
+  return gpu ? std::optional(DevicePair{{DeviceType::cuda, *gpu}, there}) : std::nullopt;
+}
+
+std::shared_ptr<const CardKeys> RemoteRegion::card_keys(DevicePair pair, const TransferLimits& limits) {
   const auto now = regions_->agent_->clock().now();
   {
     const std::lock_guard lock(mapping_);
-    if (keys_ || now < ask_keys_at_) return keys_;
-    ask_keys_at_ = now + ask_again_after;
+    auto& known = keys_[pair];
+    if (known.keys || now < known.ask_at) return known.keys;
+    known.ask_at = now + ask_again_after;
   }
-  auto cards = regions_->agent_->one_sided(owner());
+  auto cards = regions_->agent_->one_sided(owner(), pair.local, pair.remote);
   if (cards == nullptr) return nullptr;
-  const auto reply = regions_->ask(owner(), AskKeys{visit_->number(), id()}, {}, {}, limits);
+  const auto reply = regions_->ask(owner(), AskKeys{visit_->number(), id(), pair.local.index}, {}, {}, limits);
   auto told = reply.ok() ? decode<RegionKeys>(reply->payload) : std::nullopt;
   if (!told || told->region.empty()) return nullptr;
+  auto keys = std::make_shared<const CardKeys>(CardKeys{std::move(cards), *std::move(told)});
   const std::lock_guard lock(mapping_);
-  keys_ = std::make_shared<const CardKeys>(CardKeys{std::move(cards), *std::move(told)});
-  return keys_;
+  return keys_[pair].keys = std::move(keys);
 }
 
 std::optional<Status> RemoteRegion::by_card(const Runs& runs, const Buffer& memory, bool to_region,
                                             const TransferLimits& limits) {
   const auto most = regions_->most_.load();
-  if (grant_.on_gpu || (most != Reach::mapped && most != Reach::by_card)) return std::nullopt;
-  const auto keys = card_keys(limits);
+  if (most != Reach::mapped && most != Reach::by_card) return std::nullopt;
+  if (grant_.on_gpu && reach() == Reach::mapped) return std::nullopt;
+  const auto pair = pair_for(memory.device);
+  const auto keys = pair ? card_keys(*pair, limits) : nullptr;
   if (keys == nullptr) return std::nullopt;
   const auto done = in_messages(runs, [&](const Runs& few, std::uint64_t at) {
     OneSided::Transfer transfer;
     transfer.there = keys->keys.region;
     transfer.run_bytes = few.run_bytes;
     transfer.offsets = few.offsets;
-    transfer.here = {{}, memory.data + at, few.bytes(), nullptr, memory.owner};
+    transfer.here = {memory.device, memory.data + at, few.bytes(), nullptr, memory.owner};
     transfer.writes = to_region;
     transfer.word = keys->keys.page;
     transfer.word_offset = grant_.slot * sizeof(std::uint64_t);
@@ -95,8 +113,9 @@ std::optional<Status> RemoteRegion::by_card(const Runs& runs, const Buffer& memo
   }
   reach_.store(Reach::served, std::memory_order_relaxed);
   const std::lock_guard lock(mapping_);
-  if (keys_ == keys) keys_ = nullptr;
-  ask_keys_at_ = regions_->agent_->clock().now() + ask_again_after;
+  auto& known = keys_[*pair];
+  if (known.keys == keys) known.keys = nullptr;
+  known.ask_at = regions_->agent_->clock().now() + ask_again_after;
   return std::nullopt;
 }
 

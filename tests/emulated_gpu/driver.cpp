@@ -197,8 +197,17 @@ CUresult p2p_attribute(int* value, CUdevice_P2PAttribute, CUdevice, CUdevice) {
   return CUDA_SUCCESS;
 }
 
+std::atomic<std::uint64_t> retained{0};  // devices of which the process has a context, as bits
+
 CUresult retain_context(CUcontext* context, CUdevice device) {
+  retained |= std::uint64_t{1} << device;
   *context = as<CUcontext>(static_cast<std::uintptr_t>(number_of(device)) + 1);
+  return CUDA_SUCCESS;
+}
+
+CUresult context_state(CUdevice device, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = (retained >> device & 1) != 0 ? 1 : 0;
   return CUDA_SUCCESS;
 }
 
@@ -857,6 +866,7 @@ const std::array functions{
     ENTRY(cuDeviceCanAccessPeer, can_access_peer),
     ENTRY(cuDeviceGetP2PAttribute, p2p_attribute),
     ENTRY(cuDevicePrimaryCtxRetain, retain_context),
+    ENTRY(cuDevicePrimaryCtxGetState, context_state),
     ENTRY(cuCtxPushCurrent, push_context),
     ENTRY(cuCtxPopCurrent, pop_context),
     ENTRY(cuCtxEnablePeerAccess, enable_peer),

@@ -75,6 +75,29 @@ TEST_F(GpuRegions, AreReadAndWrittenByTheOwnersAgent) {
   EXPECT_EQ(region->read(Runs::one(bytes - 10, 64), back).code(), Code::invalid_argument);
 }
 
+TEST_F(GpuRegions, MemoryOfAGpuTakesServedBytesByWayOfTheHost) {
+  const auto on_gpu = open(Reach::served);
+  const auto in_host = patterned(bytes);
+  const auto id = owner.owned->add(in_host, {true, true, {}});
+  const auto on_host = reader.remote->open(owner.key_of(*id));
+  ASSERT_TRUE(on_gpu != nullptr && on_host.ok());
+  const Buffer here{memory.device, memory.data + 500'000, 300, nullptr, {}};  // beside what is read and written
+  for (const auto& region : {on_gpu, *on_host}) {
+    const auto read = region->read({100, {7, 400'000, 3}}, here);
+    ASSERT_TRUE(read.ok()) << read.text();
+    const auto written = region->write(Runs::one(200'000, 300), here);
+    ASSERT_TRUE(written.ok()) << written.text();
+    const auto back = patterned(300, 9);
+    ASSERT_TRUE(region->read(Runs::one(200'000, 300), back).ok());
+    std::size_t at = 0;
+    for (const std::size_t offset : {7, 400'000, 3}) {
+      EXPECT_TRUE(same_bytes(part_of(back, at, 100), part_of(pattern, offset, 100))) << offset;
+      at += 100;
+    }
+    EXPECT_EQ(region->read(Runs::one(0, 100), here).code(), Code::invalid_argument);
+  }
+}
+
 TEST_F(GpuRegions, AreMappedAndTheirEndIsSeen) {
   const auto region = open(Reach::mapped);
   ASSERT_NE(region, nullptr);

@@ -1,6 +1,7 @@
 /// Agents with one-sided memory, for tests.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,8 +16,9 @@ namespace tensorferry::testing {
 
 /// One agent, and both sides of its regions.
 struct RegionAgent {
-  RegionAgent(const std::shared_ptr<Store>& store, const std::string& name, const Ways& ways = {})
-      : agent(join(store, name, ways)) {}
+  RegionAgent(const std::shared_ptr<Store>& store, const std::string& name, const Ways& ways = {},
+              const std::function<void(RawAgentOptions&)>& change = {})
+      : agent(join(store, name, ways, change)) {}
   ~RegionAgent() { leave(); }
   RegionAgent(const RegionAgent&) = delete;
   RegionAgent& operator=(const RegionAgent&) = delete;
