@@ -100,6 +100,7 @@ class Region:
 
     - on the owner's host they copy in memory that is mapped, or the kernel copies (reads of memory that is not);
     - on a GPU of this host, a GPU of this process copies in memory that its driver has mapped;
+    - between hosts with RDMA cards these copy, also from and to memory of GPUs of both;
     - else the owner's agent sends or takes the bytes.
 
     They are not atomic: a read that overlaps a write may see a part of it. Use :meth:`Agent.subscribe` for values that
@@ -110,7 +111,7 @@ class Region:
     dropped meanwhile, :meth:`check` says so; or ``poison``, a CUDA tensor of one element, which then becomes true in
     the stream's order, so that kernels behind the copy can look at it. Without both, the method waits for the stream
     and checks. Nothing orders a copy behind the streams of the owner: it synchronises before it tells others of its
-    bytes.
+    bytes. Its GPU sees what a card has written when it gets the notification.
 
     After an error the contents of ``into`` are undefined, and any part of a write may have landed.
 
