@@ -250,10 +250,10 @@ class Region:
         if out.numel() == 0 or (by_gpu and gpu_regions.read(self, grant, indices, out.detach(), order)):
             return out
         run, offsets = runs()
-        direct = out.is_contiguous() and (out.is_cpu or out.is_cuda)
-        device = out.device if out.is_cuda else torch.device("cpu")
-        target = out.detach() if direct else torch.empty(shape, dtype=self.dtype, device=device)
-        gpu_regions.wait_for_tensors([target])  # the stream may still use its memory
+        direct = (out.is_cpu or out.is_cuda) and out.is_contiguous()
+        target = out if direct else torch.empty(shape, dtype=self.dtype, device=out.device if out.is_cuda else "cpu")
+        if target.is_cuda:
+            gpu_regions.wait_for_tensors([target])  # the stream may still use its memory
         grant.read(run, offsets, target, seconds)
         if not direct:
             out.detach().copy_(target)
