@@ -185,7 +185,8 @@ std::vector<const std::byte*> pointers_to(const Publication& publication,
     }
     kept.push_back(bytes_of(*tensors[i]));
     if (kept.back().bytes != pieces[i].bytes) throw py::value_error("a tensor of another size than the publication's");
-    out.push_back(kept.back().data);
+    static constexpr std::byte nothing{};  // a tensor without elements may have no memory
+    out.push_back(kept.back().bytes == 0 ? &nothing : kept.back().data);
   }
   return out;
 }

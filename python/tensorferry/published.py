@@ -7,6 +7,7 @@ failure does.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
@@ -63,7 +64,11 @@ def _look(changed: Mapping[str, Any], pieces: list[tuple[str, str, int, int]], b
                 marks[(offset + first * size) // block : (offset + (last + 1) * size - 1) // block + 1] = 1
             continue
         places = torch.as_tensor(rows, device="cpu")
-        places = places.nonzero() if places.dtype == torch.bool else places.long()
+        if places.dtype == torch.bool and places.shape == (count,):
+            places = places.nonzero()
+        elif places.numel() != 0 and (places.dtype in (torch.bool, torch.uint8) or places.is_floating_point()):
+            raise errors.InvalidArgument(f"changed= of {name!r}: indices, or a mask of {count} rows")
+        places = places.long()
         places = torch.where(places < 0, places + count, places).flatten()
         if places.numel() != 0 and not 0 <= int(places.min()) <= int(places.max()) < count:
             raise errors.InvalidArgument(f"{name!r} has {count} rows, and changed= names another")
@@ -93,6 +98,7 @@ class Publication:
         self._agent = agent
         self._service = service_of(agent)
         self._staging: dict[str, torch.Tensor] = {}
+        self._turn = threading.Lock()
         given = _tensors_of(state)
         on_gpu = gpu_versions.on_one_gpu(given) if options.pop("on_gpu") else []
         given = {key: given[key] for key in [*(key for key in given if key not in on_gpu), *on_gpu]}
@@ -169,9 +175,9 @@ class Publication:
                 agent's default; 0: no limit.
             changed: what may differ from the last version: names, or the rows of each name, such as
                 ``{"embedding": ids, "head": ..., "bias": slice(0, 8)}``: indices or a mask, all rows, a slice. The
-                blocks without such a row stay as they are in the last version, and are neither compared nor read;
-                ``state`` need not have the other tensors. None: all is compared. Tensors that ``on_gpu`` keeps on the
-                GPU are always compared, and must be there.
+                blocks without such a row stay as they are in the last version, and are not compared; ``state`` need not
+                have the other tensors. A tensor on a GPU, or with gaps, is copied whole first. None: all is compared.
+                Tensors that ``on_gpu`` keeps on the GPU are always compared, and must be there.
 
         Returns:
             The number of the version.
@@ -194,7 +200,8 @@ class Publication:
         if (forms := _forms_of(given)) != wanted:
             other = sorted(key for key in {*forms, *wanted} if forms.get(key) != wanted.get(key))
             raise errors.InvalidArgument(f"{self.name!r} with other tensors than before: {', '.join(other[:8])}")
-        return self._update({key: given[key] for key in wanted}, look, _seconds(self._agent, timeout))
+        with self._turn:  # the copies on the host are those of one version
+            return self._update({key: given[key] for key in wanted}, look, _seconds(self._agent, timeout))
 
     def withdraw(self) -> None:
         """Ends the publication. Subscribers keep the versions that they hold; those that wait get NotFound.

@@ -71,6 +71,12 @@ def _runs(view: torch.Tensor) -> tuple[int, int | torch.Tensor]:
     return run * item, offsets.reshape(-1)
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Returns whether the tensor's memory has its elements, in their order, where a transfer may read and write."""
+    where = tensor.is_cpu or tensor.is_cuda
+    return where and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
 @final
 class Notification:
     """What a peer told with its write: ``number``, the value of ``notify=``, and ``peer``, its name.
@@ -250,7 +256,7 @@ class Region:
         if out.numel() == 0 or (by_gpu and gpu_regions.read(self, grant, indices, out.detach(), order)):
             return out
         run, offsets = runs()
-        direct = (out.is_cpu or out.is_cuda) and out.is_contiguous()
+        direct = into is None or _is_plain(out)
         target = out if direct else torch.empty(shape, dtype=self.dtype, device=out.device if out.is_cuda else "cpu")
         if target.is_cuda:
             gpu_regions.wait_for_tensors([target])  # the stream may still use its memory
@@ -311,8 +317,8 @@ class Region:
                 grant.write(0, nothing, nothing, notify, seconds)
             return
         run, offsets = runs()
-        if not ((source.is_cpu or source.is_cuda) and source.is_contiguous()):
-            source = source.detach()
+        if not _is_plain(source):
+            source = source.detach().resolve_conj().resolve_neg()
             source = (source if source.is_cuda else source.cpu()).contiguous()
         if source.is_cuda:
             gpu_regions.wait_for_tensors([source])

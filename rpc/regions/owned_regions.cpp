@@ -1,6 +1,8 @@
 #include "rpc/regions/owned_regions.h"
 
 #include <algorithm>
+#include <future>
+#include <memory>
 #include <utility>
 
 #include "base/host.h"
@@ -15,6 +17,17 @@ constexpr std::size_t page_bytes = OwnedRegions::most_grants * sizeof(std::uint6
 bool same_host(const ProcessPlace& a, const ProcessPlace& b) {
   return !a.boot_id.empty() && a.boot_id == b.boot_id && a.process.pid != 0 && b.process.pid != 0 &&
          a.pid_namespace == b.pid_namespace && a.user_namespace == b.user_namespace;
+}
+
+/// Waits until the device sees what cards have written, so that who has written by card reads that here too. Where the
+/// cards cannot flush any more, the device sees it soon after their last try.
+void wait_for(const ExposedMemory::Flush& flush) {
+  if (!flush) return;
+  const WaitInHandler waiting;
+  const auto ended = std::make_shared<std::promise<void>>();
+  const auto end = ended->get_future();
+  flush([ended](const Status&) { ended->set_value(); });
+  end.wait();
 }
 
 }  // namespace
@@ -95,10 +108,8 @@ Status OwnedRegions::drop(std::uint64_t id) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     changed_.notify_all();
   }
-  if (dropped.mapped().exposed != nullptr) {
-    const std::lock_guard turn(exposing_);  // a thread that adds a card to it holds it
-    dropped.mapped().exposed = nullptr;
-  }
+  const std::lock_guard turn(exposing_);  // a thread that makes keys to it holds it
+  dropped.mapped().exposed = nullptr;
   return {};
 }
 
@@ -284,6 +295,7 @@ void OwnedRegions::close_grant(VisitId visit, std::uint64_t id) {
 
 void OwnedRegions::read(const PeerInfo& peer, const ReadRuns& asked, Reply reply) {
   std::shared_ptr<const Buffer> memory;
+  ExposedMemory::Flush flush;
   {
     const std::lock_guard lock(mutex_);
     const auto found = allowed(peer, asked.id, false);
@@ -293,6 +305,7 @@ void OwnedRegions::read(const PeerInfo& peer, const ReadRuns& asked, Reply reply
           {Code::permission_denied, formatted("region {} of \"{}\" may not be read", asked.id, agent_->self().name)});
     }
     memory = (*found)->memory;
+    if ((*found)->exposed != nullptr) flush = (*found)->exposed->flush();
   }
   if (auto fits = check_runs(memory->bytes, asked.run_bytes, asked.offsets); !fits.ok()) return reply.fail(fits);
   if (asked.run_bytes != 0 && asked.offsets.size() > most_served_bytes / asked.run_bytes) {
@@ -303,6 +316,7 @@ void OwnedRegions::read(const PeerInfo& peer, const ReadRuns& asked, Reply reply
   if (total != 0 && gathered.data == nullptr) {
     return reply.fail({Code::resource_exhausted, formatted("no memory for {} bytes", total)});
   }
+  wait_for(flush);
   if (auto copied = copy(*memory, asked.run_bytes, asked.offsets, gathered.data, false); !copied.ok())
     return reply.fail(copied);
   // Sent from the region itself, the bytes could be those of what follows a drop: the program may write its memory
@@ -320,12 +334,12 @@ void OwnedRegions::read(const PeerInfo& peer, const ReadRuns& asked, Reply reply
 
 Result<RegionKeys> OwnedRegions::keys(const PeerInfo& peer, const AskKeys& asked) {
   RegionKeys out;
+  const std::lock_guard turn(exposing_);  // until all that is dropped below has gone
   const VisitId visit{peer.incarnation, asked.visit};
   std::shared_ptr<const Buffer> memory;
   ExposedRights rights;
   Buffer page;
   std::shared_ptr<ExposedMemory> exposed, page_exposed;
-  const std::lock_guard turn(exposing_);
   {
     const std::lock_guard lock(mutex_);
     const auto found = allowed(peer, asked.id, false);

@@ -55,6 +55,7 @@ Status await(OneSided& cards, OneSided::Transfer transfer, Spin& spin, const Tra
 
 std::optional<DevicePair> RemoteRegion::pair_for(Device here) {
   if (!grant_.on_gpu) return here == Device() ? std::optional(DevicePair{}) : std::nullopt;
+  if (grant_.place.index < 0 || grant_.place.index > 255) return std::nullopt;
   const Device there{DeviceType::cuda, static_cast<std::uint8_t>(grant_.place.index)};
   if (here != Device()) return DevicePair{here, there};
   {
@@ -88,7 +89,7 @@ std::shared_ptr<const CardKeys> RemoteRegion::card_keys(DevicePair pair, const T
 std::optional<Status> RemoteRegion::by_card(const Runs& runs, const Buffer& memory, bool to_region,
                                             const TransferLimits& limits) {
   const auto most = regions_->most_.load();
-  if (most != Reach::mapped && most != Reach::by_card) return std::nullopt;
+  if (runs.offsets.empty() || (most != Reach::mapped && most != Reach::by_card)) return std::nullopt;
   if (grant_.on_gpu && reach() == Reach::mapped) return std::nullopt;
   const auto pair = pair_for(memory.device);
   const auto keys = pair ? card_keys(*pair, limits) : nullptr;

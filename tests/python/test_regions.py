@@ -240,3 +240,19 @@ def test_blocks_read_what_torch_gathers(shown, indices):
     tensor, region = shown
     chosen = torch.tensor(indices, dtype=torch.int64)
     assert torch.equal(region[:, 0:1, 0:1].read_blocks(chosen), tensor[:, 0:1, 0:1][chosen])
+
+
+def test_conjugates_and_negatives_are_written_and_read_by_their_values(pair):
+    here = torch.zeros(4, dtype=torch.complex64)
+    values = torch.tensor([1 + 2j, 3 - 4j, 5j, 6 + 0j], dtype=torch.complex64)
+    pair[0].region(here, "complex", write=True)
+    region = pair[1].find_region("a", "complex")
+    region.write(values.conj())
+    assert torch.equal(here, values.conj())
+    into = torch.zeros(4, dtype=torch.complex64)
+    region.read(into=into.conj())
+    assert torch.equal(into.conj(), here)
+    pair[0].region(torch.zeros(4), "real", write=True)
+    real = pair[1].find_region("a", "real")
+    real.write(values.conj().imag)
+    assert torch.equal(real.read(), -values.imag)

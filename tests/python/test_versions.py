@@ -181,7 +181,16 @@ def test_an_update_of_rows_leaves_the_others(pair, rows):
 def test_an_update_of_what_is_not_there_is_refused(pair):
     state = {"w": torch.ones(5, 3), "b": torch.ones(3)}
     policy = pair[0].publish(state, name="rows")
-    for changed, said in ({"w": [5]}, "5 rows"), ({"w": -6}, "5 rows"), (["bias"], "bias"), (["w", "b"], "w"):
+    for changed, said in (
+        ({"w": [5]}, "5 rows"),
+        ({"w": -6}, "5 rows"),
+        ({"w": True}, "mask"),
+        ({"w": torch.ones(5, 3, dtype=torch.bool)}, "mask"),
+        ({"w": torch.ones(5, dtype=torch.uint8)}, "mask"),
+        ({"w": [0.5]}, "indices"),
+        (["bias"], "bias"),
+        (["w", "b"], "w"),
+    ):
         with pytest.raises(errors.InvalidArgument, match=said):
             policy.update(state if said != "w" else {"b": state["b"]}, changed=changed)
     assert policy.version == 1
