@@ -174,11 +174,12 @@ def folded(made: Sequence[Table], width: int) -> list[Table]:
     out = []
     for table in made:
         widths = _widths(table)
-        parts, used = [[0]], widths[0]
+        indent = 2  # as plain() has
+        parts, used = [[0]], indent + widths[0]
         for i in range(1, len(widths)):
             if len(parts[-1]) > 1 and used + 2 + widths[i] > width:
                 parts.append([0])
-                used = widths[0]
+                used = indent + widths[0]
             parts[-1].append(i)
             used += 2 + widths[i]
         for number, part in enumerate(parts):

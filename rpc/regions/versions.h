@@ -132,10 +132,10 @@ class VersionStore final {
   /// Returns the newest version; null before the first.
   [[nodiscard]] VersionLease current() const;
 
-  /// Makes version current + 1 of these bytes. Copies only blocks that differ. Pieces on a GPU are written by `gpu`, and
-  /// have no pointers. Waits for a free image until
-  /// `until`. ResourceExhausted: all images are leased; `holders` tells whose leases they are. Also the errors of
-  /// memory and of `gpu`; then the current version is the same as before.
+  /// Makes version current + 1 of these bytes. Copies only blocks that differ. Pieces on a GPU are written by `gpu`,
+  /// and have no pointers. Waits for a free image until `until`. ResourceExhausted: all images are leased; `holders`
+  /// tells whose leases they are. Also the errors of memory and of `gpu`; then the current version is the same as
+  /// before.
   Result<std::uint64_t> update(const NewBytes& bytes, std::optional<Clock::time_point> until,
                                const std::function<std::string()>& holders,
                                const std::function<bool()>& interrupted = {}, const GpuWriter* gpu = nullptr);

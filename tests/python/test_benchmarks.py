@@ -141,6 +141,9 @@ def test_groups_of_another_run_are_quoted_beside_the_run_without_them() -> None:
 def test_the_readme_and_the_page_say_one_figure_for_an_empty_call() -> None:
     run = with_peers(Run.load(figures.KEPT))
     rows = {row.name: row for row in run.rows}
+    for name, kept in ("in-flight", "in-flight"), *((f"sent-{size}mb", f"tensor-{size}mb") for size in (1, 16, 64)):
+        if f"peers-{name}" not in rows:
+            run.rows.append(replace(rows[kept], name=f"peers-{name}"))
     rows["noop-unpinned"].contestants[1] = replace(rows["noop-unpinned"].contestants[1], rounds=(Round(1, 1, 1),) * 20)
     said = " ".join(figures.readme(run).split())
     assert "an empty call is answered **300x** faster" in said

@@ -160,6 +160,8 @@ def test_a_terminal_of_80_columns_shows_each_cell_whole(job: Job) -> None:
     assert sorted({*parts[0].columns, *parts[1].columns}) == sorted(made[0].columns)
     of_agents = [part for part in parts if part.title.startswith("agents")]
     assert all(len(line) <= 80 for line in top.plain(of_agents).splitlines())
+    wide = top.Table("exact", ("a" * 26, "b" * 26, "c" * 24), [("1", "2", "3")])  # 80 characters beside each other
+    assert all(len(line) <= 80 for line in top.plain(top.folded([wide], 80)).splitlines())
     console = pytest.importorskip("rich.console").Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(top.rich_view(parts))
     shown = console.export_text()

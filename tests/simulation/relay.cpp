@@ -75,7 +75,7 @@ void Relay::accept(const Listener& listener) {
   if (!target.ok()) return;
   auto acceptor = start_connect_tcp(target->host, target->port);
   if (!acceptor.ok()) return;
-  if (!wait_for_socket(acceptor->get(), POLLOUT, Clock().now() + std::chrono::seconds(1)).ok()) return;
+  if (!wait_for_socket(acceptor->get(), POLLOUT, Clock::now() + std::chrono::seconds(1)).ok()) return;
   no_delay(dialler.get());
   no_delay(acceptor->get());
   auto made = std::make_unique<Carried>();
@@ -96,7 +96,7 @@ void Relay::read(Lane& lane) {
     return;
   }
   bytes.resize(static_cast<std::size_t>(got));
-  auto due = Clock().now();
+  auto due = Clock::now();
   if (!calm_) due += lane.faults.delay;
   if (!lane.pieces.empty()) due = std::max(due, lane.pieces.back().due);
   const auto largest = calm_ ? bytes.size() : lane.faults.largest_piece;
@@ -109,7 +109,7 @@ void Relay::read(Lane& lane) {
 
 /// Carries on what is due. False: the connection is over.
 bool Relay::write(Carried& connection, Lane& lane) {
-  const auto now = Clock().now();
+  const auto now = Clock::now();
   auto& faults = lane.faults;
   while (!lane.pieces.empty() && (calm_ || lane.pieces.front().due <= now)) {
     auto& bytes = lane.pieces.front().bytes;
@@ -144,14 +144,14 @@ void Relay::reset(Carried& connection) {
 }
 
 int Relay::milliseconds_to_wait() const {
-  auto wait = Clock().now() + std::chrono::milliseconds(5);
+  auto wait = Clock::now() + std::chrono::milliseconds(5);
   for (const auto& connection : connections_) {
     for (const auto& lane : connection->lanes) {
       if (!lane.pieces.empty()) wait = std::min(wait, lane.pieces.front().due);
     }
   }
   return static_cast<int>(
-      std::max<std::int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(wait - Clock().now()).count()));
+      std::max<std::int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(wait - Clock::now()).count()));
 }
 
 void Relay::run() {

@@ -75,7 +75,7 @@ Buffer filled(Device device, std::size_t bytes, unsigned seed = 1) {
       const cuda::DeviceGuard there(device.index);
       cuda::api()->mem_free(address);
     });
-    const Buffer there{device, data, bytes, nullptr, owner};
+    Buffer there{device, data, bytes, nullptr, owner};
     if (bytes != 0) copy(there, out);
     return there;
   }
