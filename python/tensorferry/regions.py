@@ -365,9 +365,7 @@ class Region:
         order = Order.of(stream_ordered, poison)
         places = self._checked(indices, order)
         shape = (places.numel(), *self.shape[1:])
-        return self._read(
-            places, lambda: self._block_runs(places), shape, into, timeout, Order.of(stream_ordered, poison)
-        )
+        return self._read(places, lambda: self._block_runs(places), shape, into, timeout, order)
 
     def write_blocks(
         self,

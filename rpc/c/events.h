@@ -53,7 +53,7 @@ class Events final : public std::enable_shared_from_this<Events> {
   bool has_released_ = false;  // a waiting thread shall ask for what was released
   std::mutex released_mutex_;  // never held with mutex_
   std::vector<std::uint64_t> released_;
-  std::size_t lent_ = 0;  // numbers that have an owner, or that nobody has taken from released_ yet
+  std::size_t lent_ = 0;  // numbers with an owner, and those in released_
   bool asked_ = false;    // the program has asked while numbers had owners: the next release wakes a thread
 };
 

@@ -335,11 +335,7 @@ Status VersionStore::take_over(const Origin& origin, std::optional<Clock::time_p
   auto image = *std::move(found);
   const auto stale = begin_writing(*image, previous);
   Marks changed(layout_.blocks());
-  for (const auto& range : *ranges) {
-    for (auto at = range.offset; at < range.offset + range.bytes; at += layout_.block) {
-      changed[static_cast<std::size_t>(at / layout_.block)] = 1;
-    }
-  }
+  for (const auto& range : *ranges) mark(changed, layout_, range);
   std::vector<Copier::Piece> missing;
   for (std::size_t block = 0; base && block < stale.size(); ++block) {
     if (stale[block] == 0 || changed[block] != 0) continue;
