@@ -103,7 +103,9 @@ TEST_P(TypedVersions, AnUpdateOfSomeTensorsLeavesTheOthers) {
   EXPECT_EQ(newer.number(), 3U);
   EXPECT_THAT(newer.tensor("weight").elements<float>(), Each(1.0F));
   EXPECT_EQ(newer.tensor("steps").item<std::int64_t>(), 2);
-  EXPECT_THAT(thrown_by<InvalidArgument>([&] { policy.update_only({{"bias", weights(2)[1].tensor}}); }),
+  EXPECT_THAT(thrown_by<InvalidArgument>([&] {
+                policy.update_only({{"bias", weights(2)[1].tensor}});
+              }),
               HasSubstr("bias"));
 }
 
