@@ -6,30 +6,33 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorferry.rpc as rpc
 import torch.distributed
 from conftest import free_port
+from programs.launch import run_ranks
 from tensorferry import c10d, errors
 
 programs = Path(__file__).parent / "programs"
 
 
 def run(
-    folder: Path, size: int, *scenarios: str, program: str = "c10d_rank.py", **environment: str
+    folder: Path, size: int, *scenarios: str, program: str = "c10d_rank.py", fresh: bool = False, **environment: str
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Runs the scenarios one after the other at each rank."""
-    command = [sys.executable, str(programs / program), str(folder / "store")]
+    """Runs the scenarios one after the other at each rank. The ranks are forks of a process that has imported torch;
+    with ``fresh`` each is an interpreter of its own, which reads its environment as torch is imported, and ends as
+    interpreters do."""
+    arguments = [[str(folder / "store"), str(rank), str(size), *scenarios] for rank in range(size)]
+    if not fresh:
+        return run_ranks(program, arguments, environment, folder)
+    command = [sys.executable, str(programs / program)]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(size), *scenarios],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | environment,
+            [*command, *each], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
         )
-        for rank in range(size)
+        for each in arguments
     ]
     done = []
     try:
@@ -47,7 +50,7 @@ def told(ranks: list[subprocess.CompletedProcess[str]]) -> str:
     return "".join(f"rank {i} ended with {r.returncode}:\n{r.stderr[-3000:]}{r.stdout}\n" for i, r in enumerate(ranks))
 
 
-def check(folder: Path, size: int, *scenarios: str, **options: str) -> None:
+def check(folder: Path, size: int, *scenarios: str, **options: Any) -> None:
     """All scenarios of ``run()`` pass at each rank."""
     ranks = run(folder, size, *scenarios, **options)
     assert not any(rank.returncode for rank in ranks), told(ranks)
@@ -173,7 +176,7 @@ def test_a_job_that_begins_again_at_the_same_server_keeps_its_agents(tmp_path: P
 
 
 def test_debug_level_detail_names_the_rank_that_calls_another_operation(tmp_path: Path) -> None:
-    check(tmp_path, 3, "detail", TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    check(tmp_path, 3, "detail", fresh=True, TORCH_DISTRIBUTED_DEBUG="DETAIL")
 
 
 def test_options_of_the_agent_are_refused_if_init_rpc_has_made_it() -> None:

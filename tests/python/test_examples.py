@@ -1,4 +1,6 @@
-"""Runs every example as its README says, and checks its output."""
+"""Runs every example as its README says, and checks its output.
+
+By day one example is started by torchrun, and two are shown to fail if they have not learned; by night all are."""
 
 import os
 import re
@@ -71,6 +73,7 @@ def test_parameter_server_learns_digits_with_three_trainers() -> None:
     assert accuracy(output) > 0.9
 
 
+@pytest.mark.soak
 def test_parameter_server_learns_digits_under_torchrun() -> None:
     assert accuracy(run("03-parameter-server", *TORCHRUN, "4", "main.py")) > 0.9
 
@@ -82,6 +85,7 @@ def test_parameter_server_learns_digits_on_gpus() -> None:
     assert accuracy(output) > 0.9
 
 
+@pytest.mark.soak
 def test_parameter_server_fails_when_it_has_not_learned() -> None:
     with pytest.raises(AssertionError, match=r"is not above 0\.9"):
         run("03-parameter-server", "main.py", "--epochs", "1", "--trainers", "1")
@@ -138,6 +142,7 @@ def test_actors_and_a_learner_learn_on_a_gpu(tmp_path: Path) -> None:
     assert returns(output)[1] > 300
 
 
+@pytest.mark.soak
 def test_actors_and_a_learner_fail_when_they_have_not_learned(tmp_path: Path) -> None:
     arguments = ["--rounds", "2", "--actors", "1", "--plot", str(tmp_path / "returns.png")]
     with pytest.raises(AssertionError, match="is not above 300"):
@@ -189,7 +194,7 @@ def test_a_channel_a_reduction_and_a_converter_of_a_programs_own(prefix: Path) -
     assert "log(exp(0) + exp(0)) is tensor([0.6931, 0.6931])" in output
 
 
-@started(["train.py"], ["4", "train.py"])
+@started(["train.py"], ["4", "train.py"], marks=pytest.mark.soak)
 def test_ddp_trains_as_with_gloo(start: list[str]) -> None:
     losses = {}
     for backend in "tensorferry", "gloo":
@@ -218,7 +223,7 @@ def test_local_sgd_fails_when_it_has_not_learned() -> None:
         run("10-local-sgd", "main.py", "--steps", "2")
 
 
-@pytest.mark.parametrize("start", [["main.py"], [*TORCHRUN, "3", "main.py"]], ids=["alone", "torchrun"])
+@started(["main.py"], ["3", "main.py"], marks=pytest.mark.soak)
 def test_trainers_learn_digits_from_gradients_that_a_server_averages(start: list[str]) -> None:
     output = run("14-gradient-server", *start)
     reached = re.findall(r"trainer \d: accuracy on 360 pictures never trained on: ([\d.]+)", output)
@@ -226,6 +231,7 @@ def test_trainers_learn_digits_from_gradients_that_a_server_averages(start: list
     assert accuracy(output) > 0.85
 
 
+@pytest.mark.soak
 def test_trainers_of_a_gradient_server_fail_when_they_have_not_learned() -> None:
     with pytest.raises(AssertionError, match=r"not above 0\.85"):
         run("14-gradient-server", "main.py", "--steps", "2")

@@ -156,7 +156,7 @@ def test_join_timeout_bounds_the_wait_for_a_server_that_says_nothing() -> None:
 
 
 def test_a_process_group_names_the_ranks_for_which_it_waits(tmp_path: Path) -> None:
-    ranks = test_c10d.run(tmp_path, 3, "waits_for_a_rank", program="c10d_endings.py")
+    ranks = test_c10d.run(tmp_path, 3, "waits_for_a_rank", program="c10d_endings.py", fresh=True)
     assert [rank.returncode for rank in ranks] == [0, 0, 0], told(ranks)
     rank_2 = r'rank 2 \("rank2@\S+:\d+/\w+"\)'
     awaited = rf'rank (\d) of process group "\S+" waits for (?:rank \d \(\S+\), )?{rank_2} to make it too\n'

@@ -7,12 +7,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
 import pytest
 from conftest import run_a_part
-from programs.launch import launch
+from programs.launch import execute, launch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,8 +68,10 @@ def init(rank, world_size=2, **options):
 """
 
 
-def run_workers(code: str, **environment: str) -> str:
-    return run_python(WORKERS + textwrap.dedent(code), **environment)
+def run_workers(code: str) -> str:
+    """What a program prints that begins with WORKERS."""
+    with tempfile.TemporaryDirectory() as folder:
+        return execute(WORKERS + textwrap.dedent(code), folder)
 
 
 # ---- how the backend is chosen
@@ -597,31 +600,34 @@ def test_a_backward_pass_waits_for_all_gradients_of_requests_that_come_together(
     library = tmp_path / "slow_backward.so"
     source = Path(__file__).parent / "programs" / "slow_backward.cpp"
     subprocess.run([os.environ.get("CXX", "c++"), "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-    run_workers(
-        """
-        import torch.distributed.autograd as dist_autograd
-        weight = torch.ones(1, requires_grad=True)
-        def inner(values):
-            return values * weight
-        def outer(values):
-            return rpc.rpc_sync("w2", inner, args=(values,)) * weight
-        def gradient(context):
-            return dist_autograd.get_gradients(context).get(weight)
-        def work(rank):
-            os.environ["SLOW_BACKWARD_MS"] = ["0", "20", "150"][rank]
-            init(rank, world_size=3)
-            wrong = []
-            for _ in range(6 if rank == 0 else 0):
-                with dist_autograd.context() as context:
-                    calls = [rpc.rpc_async("w1", outer, args=(torch.ones(5),)) for _ in range(4)]
-                    dist_autograd.backward(context, [sum(call.wait().sum() for call in calls)])
-                    for name in ("w2", "w1"):
-                        if (found := rpc.rpc_sync(name, gradient, args=(context,))) != torch.tensor([20.0]):
-                            wrong.append((name, found))
-            rpc.shutdown()
-            assert not wrong, wrong
-        workers(work, 3)
-        """,
+    run_python(
+        WORKERS
+        + textwrap.dedent(
+            """
+            import torch.distributed.autograd as dist_autograd
+            weight = torch.ones(1, requires_grad=True)
+            def inner(values):
+                return values * weight
+            def outer(values):
+                return rpc.rpc_sync("w2", inner, args=(values,)) * weight
+            def gradient(context):
+                return dist_autograd.get_gradients(context).get(weight)
+            def work(rank):
+                os.environ["SLOW_BACKWARD_MS"] = ["0", "20", "150"][rank]
+                init(rank, world_size=3)
+                wrong = []
+                for _ in range(6 if rank == 0 else 0):
+                    with dist_autograd.context() as context:
+                        calls = [rpc.rpc_async("w1", outer, args=(torch.ones(5),)) for _ in range(4)]
+                        dist_autograd.backward(context, [sum(call.wait().sum() for call in calls)])
+                        for name in ("w2", "w1"):
+                            if (found := rpc.rpc_sync(name, gradient, args=(context,))) != torch.tensor([20.0]):
+                                wrong.append((name, found))
+                rpc.shutdown()
+                assert not wrong, wrong
+            workers(work, 3)
+            """
+        ),
         LD_PRELOAD=str(library),
     )
 

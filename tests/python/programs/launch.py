@@ -1,9 +1,11 @@
-"""Runs a program's processes as forks of one process that has imported torch, and returns what they print."""
+"""Runs programs as forks of one process that has imported torch, and returns what they print."""
 
 import contextlib
 import importlib
 import multiprocessing
 import os
+import runpy
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,11 +26,70 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed.rpc", "torch._dynamo", "tensorferry.rpc"])
 
 
-def _work(folder, name, rank, environment, output):
-    os.environ.update(environment)
+def _print_to(output):
     for number, kind in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(output + kind, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout.reconfigure(line_buffering=True)
+
+
+def _execute(code, output):
+    _print_to(output)
+    scope = vars(sys.modules["__main__"])  # where pickle finds the program's functions
+    exec(compile(code, "a program", "exec"), scope)
+
+
+def execute(code, folder, timeout=120):
+    """What ``code`` prints in a process of its own; ``folder`` is for its output. Fails if the process does."""
+    output = Path(folder) / "program"
+    process = _context.Process(target=_execute, args=(code, str(output)))
+    _wait([process], timeout)
+    assert process.exitcode == 0, f"ended with {process.exitcode}:\n{output.with_suffix('.err').read_text()}"
+    return output.with_suffix(".out").read_text()
+
+
+def _run_script(script, arguments, environment, output):
+    os.environ.update(environment)
+    _print_to(output)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(FOLDER))
+    runpy.run_path(script, run_name="__main__")
+
+
+def run_ranks(script, arguments, environment, folder, timeout=300):
+    """Runs the script of this folder once for each list of arguments, side by side, and returns how they ended."""
+    files = [Path(folder) / f"rank{rank}" for rank in range(len(arguments))]
+    processes = [
+        _context.Process(target=_run_script, args=(str(FOLDER / script), each, environment, str(file)))
+        for each, file in zip(arguments, files)
+    ]
+    _wait(processes, timeout)
+    return [
+        subprocess.CompletedProcess(
+            each, process.exitcode, *(file.with_suffix(k).read_text() for k in (".out", ".err"))
+        )
+        for each, process, file in zip(arguments, processes, files)
+    ]
+
+
+def _wait(processes, timeout):
+    """Starts the processes, and ends those that have not ended in time."""
+    for process in processes:
+        process.start()
+    until = time.monotonic() + timeout
+    try:
+        for process in processes:
+            process.join(max(0, until - time.monotonic()))
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        for process in processes:
+            process.join()
+
+
+def _work(folder, name, rank, environment, output):
+    os.environ.update(environment)
+    _print_to(output)
     sys.path.insert(0, folder)
     program = importlib.import_module(name)
     program.run(rank, len(program.NAMES))
@@ -74,16 +135,7 @@ def _run(program, module, folder, timeout):
         _context.Process(target=_work, args=(str(folder), program, rank, environment, str(file)), daemon=True)
         for rank, file in enumerate(files)
     ]
-    for process in processes:
-        process.start()
-    until = time.monotonic() + timeout
-    try:
-        for process in processes:
-            process.join(max(0, until - time.monotonic()))
-        codes = [process.exitcode for process in processes]
-    finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+    _wait(processes, timeout)
+    codes = [process.exitcode for process in processes]
     errors = [text.read_text() for file in files if (text := file.with_suffix(".err")).exists()]
     return codes, files[0].with_suffix(".out").read_text(), "\n".join(errors)
