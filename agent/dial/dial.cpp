@@ -138,7 +138,12 @@ class Dial final {
   }
   /// The attempt has ended.
   Next conclude(DialResult result) {
-    const auto why = attach(*engine_, *link_, std::move(result.connected));
+    const bool reached = result.connected.ok();
+    auto why = attach(*engine_, *link_, std::move(result.connected));
+    if (reached && why.code() == Code::connection_lost) {  // it ended as soon as it was made
+      why = refused_for_now(why);
+      result.may_answer = true;
+    }
     const auto met = why.ok() && !session_ ? link_->session() : nullptr;
     if (met) met->set_record(*record_);
     if (why.ok() || connected()) return Next::over;

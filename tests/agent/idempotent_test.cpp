@@ -63,10 +63,12 @@ class Counting {
   std::map<std::string, int> runs_;
 };
 
-/// Dials by TCP. Its connections end when their agent has written `writes` times.
+enum class Cut : std::uint8_t { before, after };
+
+/// Dials by TCP. Its connections end before or after their agent writes for the time that follows `writes` others.
 class CutDials final : public Network {
  public:
-  explicit CutDials(int writes) : writes_(writes) {}
+  explicit CutDials(int writes, Cut cut) : writes_(writes), cut_(cut) {}
   Result<std::vector<std::string>> listen(std::function<void(std::unique_ptr<StreamPort>)>) override {
     return std::vector<std::string>();
   }
@@ -83,14 +85,18 @@ class CutDials final : public Network {
    public:
     Port(FileDescriptor socket, CutDials& by) : SocketPort(std::move(socket), false), by_(by) {}
     std::ptrdiff_t write(std::span<iovec> from, std::span<const FileDescriptor> descriptors) override {
-      if (by_.writes_-- == 0) shutdown();
-      return SocketPort::write(from, descriptors);
+      const bool last = by_.writes_-- == 0;
+      if (last && by_.cut_ == Cut::before) shutdown();
+      const auto written = SocketPort::write(from, descriptors);
+      if (last && by_.cut_ == Cut::after) shutdown();
+      return written;
     }
 
    private:
     CutDials& by_;
   };
   std::atomic<int> writes_;
+  const Cut cut_;
 };
 
 class IdempotentCalls : public ::testing::TestWithParam<Ways> {
@@ -135,15 +141,20 @@ TEST_P(IdempotentCalls, RunAndAnswerWhileConnectionsEndAtRandom) {
 TEST(IdempotentCall, IsMadeThoughTheFirstConnectionToItsPeerEndsAtAnyWrite) {
   const auto store = std::make_shared<MemoryStore>();
   Counting counting;
-  const auto b = join(store, "b", {"tcp", "basic"});
-  counting.serve(*b);
-  for (int writes = 0; writes < 6; ++writes) {
-    const auto name = "a" + std::to_string(writes);
+  const auto earlier = join(store, "earlier", {"tcp", "basic"});
+  counting.serve(*earlier);
+  for (int each = 0; each < 24; ++each) {
+    const bool to_later = each >= 12;  // then the caller decides which connection carries the calls
+    const auto name = "a" + std::to_string(each);
     const auto a = join(store, name, {"tcp", "basic"}, [&](RawAgentOptions& options) {
-      options.surroundings.network = std::make_shared<CutDials>(writes);
+      options.surroundings.network =
+          std::make_shared<CutDials>(each % 12 / 2, each % 2 == 0 ? Cut::before : Cut::after);
     });
-    const auto reply = call_sync(*a, "b", "count", message_of(name), idempotent(seconds(60)));
-    EXPECT_TRUE(reply.ok()) << writes << ": " << reply.status().text();
+    const auto later = join(store, "later", {"tcp", "basic"});
+    counting.serve(*later);
+    const auto reply =
+        call_sync(*a, to_later ? "later" : "earlier", "count", message_of(name), idempotent(seconds(60)));
+    EXPECT_TRUE(reply.ok()) << each << ": " << reply.status().text();
     EXPECT_GE(counting.runs()[name], 1);
   }
 }

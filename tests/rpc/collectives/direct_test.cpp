@@ -366,6 +366,8 @@ TEST_F(DirectFlags, AnOperationOnTheDefaultStreamOfAnotherGpuFollowsTheLastOne) 
       return run;
     };
     const auto first = each.gpu.put(std::as_bytes(std::span(ones))), second = other.put(std::as_bytes(std::span(ones)));
+    each.gpu.synchronize();
+    other.synchronize();
     sum_on(each.gpu, first);  // the first operations load kernels, and the driver may wait for the streams then
     sum_on(other, second);
     each.direct.drain();

@@ -370,6 +370,8 @@ class GpuVersionKills : public ::testing::Test {
       EXPECT_TRUE(version.ok()) << version.status().text();
     }
   }
+  /// The driver may refuse the memory of a process that has ended before its peers know of the end.
+  static bool mapped_nothing(const Status& why) { return why.code() == Code::channel_unavailable; }
   /// Copies the newest version after `version`, and returns its number. ProtocolError: it has bytes of two versions.
   static Result<std::uint64_t> load(regions::Subscription& subscription, std::uint64_t version) {
     const auto view = subscription.wait(version, soon(), true);
@@ -407,7 +409,8 @@ TEST_F(GpuVersionKills, APublisherThatIsKilledTearsNoVersion) {
       end(child);
     });
     Result<std::uint64_t> version = std::uint64_t{0};
-    while ((version = load(**subscription, *version)).ok()) {
+    for (std::uint64_t last = 0; (version = load(**subscription, last)).ok() || mapped_nothing(version.status());) {
+      if (version.ok()) last = *version;
     }
     EXPECT_EQ(version.status().code(), Code::connection_lost) << "seed " << i << ": " << version.status().text();
     EXPECT_THAT(version.status().text(), HasSubstr(child.name));
