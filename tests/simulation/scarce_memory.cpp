@@ -34,15 +34,17 @@ bool fails_now() noexcept {
   return true;
 }
 
-void* taken_or_null(std::size_t bytes) noexcept { return fails_now() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes); }
+[[maybe_unused]] void* taken_or_null(std::size_t bytes) noexcept {
+  return fails_now() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+}
 
-void* taken(std::size_t bytes) {
+[[maybe_unused]] void* taken(std::size_t bytes) {
   auto* const memory = taken_or_null(bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 
-void* taken(std::size_t bytes, std::align_val_t alignment) {
+[[maybe_unused]] void* taken(std::size_t bytes, std::align_val_t alignment) {
   const auto step = static_cast<std::size_t>(alignment);
   auto* const memory = fails_now() ? nullptr : std::aligned_alloc(step, (bytes + step) / step * step);
   if (memory == nullptr) throw std::bad_alloc();
@@ -72,6 +74,8 @@ PlentyOfMemory::~PlentyOfMemory() { scarce_state = state_; }
 
 }  // namespace tensorferry::testing
 
+#ifndef TENSORFERRY_UNDER_TSAN
+
 void* operator new(std::size_t bytes) { return tensorferry::testing::taken(bytes); }
 void* operator new[](std::size_t bytes) { return tensorferry::testing::taken(bytes); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
@@ -94,3 +98,5 @@ void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory
 void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+#endif

@@ -17,6 +17,12 @@ class ScarceMemory final {
   ScarceMemory(const ScarceMemory&) = delete;
   ScarceMemory& operator=(const ScarceMemory&) = delete;
 
+#ifdef TENSORFERRY_UNDER_TSAN
+  static constexpr bool runs_out = false;  // ThreadSanitizer has an operator new of its own
+#else
+  static constexpr bool runs_out = true;
+#endif
+
   /// Forgets what earlier ones of the thread have left: the next allocation may fail.
   static void begin() noexcept;
   /// Returns how many allocations have failed on the calling thread.
