@@ -19,6 +19,7 @@
 #include "channels/cuda/device.h"
 #include "channels/cuda/event_poller.h"
 #include "rpc/collectives/cuda/direct_group.h"
+#include "rpc/collectives/cuda/watch.h"
 #include "rpc/collectives/reduce.h"
 #include "tests/agent/patience.h"
 #include "tests/rpc/collectives/gpu.h"
@@ -70,9 +71,14 @@ class Direct : public ::testing::Test {
   /// Waits until the memory of an earlier group is freed. The driver frees it when all GPUs are idle, and launches
   /// nothing meanwhile: a kernel that waits for another rank of this process would wait for ever.
   static void free_what_was_dropped() {
-    std::promise<void> done;
-    cuda::background().submit([&] { done.set_value(); });  // behind the jobs that free
-    done.get_future().wait();
+    const auto await = [](Background& thread, Clock::time_point at) {
+      std::promise<void> done;
+      thread.submit([&] { done.set_value(); }, at);
+      done.get_future().wait();
+    };
+    // Behind the last look at the group, which may be what drops the memory, and then behind the jobs that free it.
+    await(collectives::cuda::watcher(), Clock().now() + 2 * collectives::cuda::DeviceWatch::period);
+    await(cuda::background(), Clock::time_point::min());
   }
   /// Runs `body` at all ranks at once. All are direct.
   void run(const std::function<void(Rank&)>& body) {
