@@ -32,21 +32,6 @@ def _print_to(output):
     sys.stdout.reconfigure(line_buffering=True)
 
 
-def _execute(code, output):
-    _print_to(output)
-    scope = vars(sys.modules["__main__"])  # where pickle finds the program's functions
-    exec(compile(code, "a program", "exec"), scope)
-
-
-def execute(code, folder, timeout=120):
-    """What ``code`` prints in a process of its own; ``folder`` is for its output. Fails if the process does."""
-    output = Path(folder) / "program"
-    process = _context.Process(target=_execute, args=(code, str(output)))
-    _wait([process], timeout)
-    assert process.exitcode == 0, f"ended with {process.exitcode}:\n{output.with_suffix('.err').read_text()}"
-    return output.with_suffix(".out").read_text()
-
-
 def _run_script(script, arguments, environment, output):
     os.environ.update(environment)
     _print_to(output)
@@ -56,7 +41,8 @@ def _run_script(script, arguments, environment, output):
 
 
 def run_ranks(script, arguments, environment, folder, timeout=300):
-    """Runs the script of this folder once for each list of arguments, side by side, and returns how they ended."""
+    """Runs a script of this folder, or of the folder in its path, once for each list of arguments, side by side.
+    Returns how they ended."""
     files = [Path(folder) / f"rank{rank}" for rank in range(len(arguments))]
     processes = [
         _context.Process(target=_run_script, args=(str(FOLDER / script), each, environment, str(file)))
@@ -69,6 +55,15 @@ def run_ranks(script, arguments, environment, folder, timeout=300):
         )
         for each, process, file in zip(arguments, processes, files)
     ]
+
+
+def execute(code, folder, timeout=120):
+    """What ``code`` prints in a process of its own; ``folder`` is for it and its output. Fails if the process does."""
+    script = Path(folder) / "program.py"
+    script.write_text(code)
+    (ended,) = run_ranks(script, [[]], {}, folder, timeout)
+    assert ended.returncode == 0, f"ended with {ended.returncode}:\n{ended.stderr}"
+    return ended.stdout
 
 
 def _wait(processes, timeout):

@@ -78,8 +78,8 @@ TEST(VersionStores, AnUpdateTakesWhatTheMarksNameAndLeavesTheRest) {
   regions::lay_out(layout);
   VersionStore store(layout, {3});
   std::mt19937 random(13);
-  std::vector<std::byte> expected(
-      layout.bytes);  // of the current version; what lies between the tensors is not looked at
+  // Of the current version. What lies between the tensors is not looked at.
+  std::vector<std::byte> expected(layout.bytes);
   std::vector<std::pair<regions::VersionLease, std::vector<std::byte>>> held;
   const auto each_byte = [&](const auto& visit) {
     for (std::size_t i = 0; i < set.bytes.size(); ++i) {
