@@ -298,9 +298,9 @@ Status Groups::agree_on_links(RawGroup& group, const Formed& formed, const Group
                                             board_lacks ? ready.no_board : ready.no_memory)};
   auto crossings = parse_crossings(decision.crossings);
   if (!crossings.ok()) return {Code::protocol_error, formatted("rank 0 has decided: {}", crossings.status().what())};
-  group.use_crossings(*std::move(crossings));
+  group.ways().use_crossings(*std::move(crossings));
   if (decision.no_board.empty()) group.exchange().use_board(std::move(board), decision.no_memory.empty());
-  group.say_why(decision.no_board, decision.no_memory);
+  group.ways().say_why(decision.no_board, decision.no_memory);
   return {};
 }
 

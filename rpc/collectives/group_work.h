@@ -51,6 +51,7 @@ class GroupWork final : public std::enable_shared_from_this<GroupWork> {
 
  private:
   friend class RawGroup;
+  friend class OperationQueue;
   void end(Status status);
   /// Makes the group end this send or receive if it is late or a rank has died, also if no thread calls wait().
   void look_after();

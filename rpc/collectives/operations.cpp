@@ -68,10 +68,7 @@ Algorithm RawGroup::choose(const Asked& asked, std::optional<Algorithm> wanted, 
   auto complete = asked;
   complete.ranks = size();
   complete.links = links();
-  const auto algorithm = wanted ? collectives::choose(complete, {{asked.operation, *wanted}}, crossings_)
-                                : collectives::choose(complete, settings_.algorithms, crossings_);
-  paths_.count(asked.operation, staged, algorithm);
-  return algorithm;
+  return ways_.choose(complete, wanted, staged);
 }
 
 RawGroup::Work RawGroup::perform(StartOptions options, Run run) { return start(std::move(options), std::move(run)); }
@@ -102,7 +99,7 @@ Status RawGroup::tell_each_other(const Fingerprint& called, InBytes own, OutByte
 
 RawGroup::Work RawGroup::barrier(StartOptions options) {
   return start(std::move(options), [this](const WaitLimits& limits) {
-    paths_.count(Operation::barrier, false, Algorithm::direct);
+    ways_.counts().count(Operation::barrier, false, Algorithm::direct);
     return performing(fingerprint_of(Operation::barrier, DType::uint8, 0), limits).meet();
   });
 }
@@ -198,7 +195,7 @@ RawGroup::Work RawGroup::gather(InBytes input, std::vector<OutBytes> outputs, DT
     const auto called = on(device, fingerprint_of(Operation::gather, dtype, even ? input.size() : uneven,
                                                   static_cast<std::int32_t>(root)));
     if (device) return device->gather(called, input, outputs, root, true, limits);
-    paths_.count(Operation::gather, staged, Algorithm::direct);
+    ways_.counts().count(Operation::gather, staged, Algorithm::direct);
     ExchangeStep step(size());
     step.give[root] = input;
     step.into.assign(size(), nullptr);
@@ -220,7 +217,7 @@ RawGroup::Work RawGroup::scatter(std::vector<InBytes> inputs, OutBytes output, D
     const auto called = on(device, fingerprint_of(Operation::scatter, dtype, even ? output.size() : uneven,
                                                   static_cast<std::int32_t>(root)));
     if (device) return device->scatter(called, inputs, output, root, limits);
-    paths_.count(Operation::scatter, staged, Algorithm::direct);
+    ways_.counts().count(Operation::scatter, staged, Algorithm::direct);
     ExchangeStep step(size());
     if (rank() == root) step.give = inputs;
     step.into.assign(size(), output.data());
@@ -263,7 +260,7 @@ RawGroup::Work RawGroup::all_to_all(std::vector<InBytes> inputs, std::vector<Out
   return start(std::move(options), [=, this](const WaitLimits& limits) {
     const auto called = on(device, fingerprint_of(Operation::all_to_all, dtype, even ? total(inputs) : uneven));
     if (device) return device->all_to_all(called, inputs, outputs, even, limits);
-    paths_.count(Operation::all_to_all, staged, Algorithm::direct);
+    ways_.counts().count(Operation::all_to_all, staged, Algorithm::direct);
     ExchangeStep step(size());
     step.give = inputs;
     for (std::size_t from = 0; from < size(); ++from) {

@@ -56,7 +56,9 @@ RawGroup::RawGroup(std::shared_ptr<RawAgent> agent, Membership membership, Setti
       settings_(std::move(settings)),
       names_(membership_->names()),
       mailbox_(std::make_shared<Mailbox>(*agent_, id(), rank(), names_)),
-      exchange_(agent_, membership_, mailbox_, settings_.label) {}
+      exchange_(agent_, membership_, mailbox_, settings_.label),
+      ways_(settings_.algorithms),
+      queue_(agent_->clock()) {}
 
 RawGroup::~RawGroup() { leave(); }
 
@@ -74,11 +76,7 @@ std::vector<Call> RawGroup::leave() {
 }
 
 bool RawGroup::end_started(const std::function<bool()>& interrupted) {
-  std::shared_ptr<GroupWork> last;
-  {
-    const std::lock_guard lock(mutex_);
-    last = last_.lock();
-  }
+  const auto last = queue_.last();
   bool was_interrupted = false;  // the operation may have ended by that
   const auto check = [&] { return was_interrupted = interrupted(); };
   if (last) last->wait(std::nullopt, interrupted ? std::function<bool()>(check) : nullptr);
@@ -96,6 +94,11 @@ void RawGroup::use_levels(Levels levels) {
   levels_ = std::move(levels);
 }
 
+std::array<std::shared_ptr<RawGroup>, 2> RawGroup::groups_below() {
+  const std::lock_guard lock(mutex_);
+  return {levels_.host, levels_.leaders};
+}
+
 void RawGroup::watch_processes(HostProcesses& processes) {
   const auto died = [weak = weak_from_this()](std::size_t rank, std::string_view why) {
     if (const auto self = weak.lock()) self->rank_died(rank, why);
@@ -110,108 +113,37 @@ Links RawGroup::links() const noexcept {
   return out;
 }
 
-void RawGroup::say_why(std::string no_board, std::string no_memory) {
-  no_board_ = std::move(no_board);
-  no_memory_ = std::move(no_memory);
-}
-
 std::optional<std::size_t> RawGroup::rank_of(std::string_view name) const {
   const auto it = std::find(names_.begin(), names_.end(), name);
   if (it == names_.end()) return std::nullopt;
   return static_cast<std::size_t>(it - names_.begin());
 }
 
-std::string RawGroup::explain(Operation operation, std::size_t bytes) const {
-  const auto all_links = links();
-  const auto choice = explain_choice({operation, bytes, size(), all_links}, settings_.algorithms, crossings_);
-  const auto way = !all_links.board || choice.algorithm == Algorithm::ring
-                       ? (choice.algorithm == Algorithm::two_level ? "as messages between hosts" : "as messages") +
-                             (no_board_.empty() ? "" : ": " + no_board_)
-                   : bytes <= Board::slot_bytes ? std::string("in the slots of the board")
-                   : all_links.memory           ? std::string("read in place from the memory of the ranks")
-                                                : "as messages: " + no_memory_;
-  std::function<std::string(Operation, std::size_t)> of_devices;
-  {
-    const std::lock_guard lock(mutex_);
-    of_devices = devices_.explain;
-  }
-  return formatted("{} of {} bytes over {} ranks: {} ({}), {}{}", name_of(operation), bytes, size(),
-                   name_of(choice.algorithm), choice.reason, way,
-                   of_devices ? ". " + of_devices(operation, bytes) : "");
-}
-
-void RawGroup::keep_device_notes(DeviceNotes notes) {
-  const std::lock_guard lock(mutex_);
-  devices_ = std::move(notes);
-}
-
-std::optional<TuningKey> RawGroup::gpu_tuning_key() const {
-  const std::lock_guard lock(mutex_);
-  return devices_.key.ranks == 0 ? std::nullopt : std::optional(devices_.key);
-}
-
-Status RawGroup::failed() const {
-  const std::lock_guard lock(mutex_);
-  return failed_;
-}
-
-std::pair<std::uint64_t, std::uint64_t> RawGroup::progress() const {
-  const std::lock_guard lock(mutex_);
-  return {started_, ended_};
-}
-
 void RawGroup::fail(const Status& why, bool tell) {
   if (fail_here(why) && tell) tell_others(why, 0);
 }
 
-bool RawGroup::failed_by_leaving() const {
-  const std::lock_guard lock(mutex_);
-  return failed_by_leaving_;
-}
-
 std::optional<std::uint64_t> RawGroup::fail_here(const Status& why, bool by_leaving) {
   if (!agent_->usable_here().ok()) return std::nullopt;  // in a forked child the group is the parent's
-  std::shared_ptr<RawGroup> host, leaders;
-  std::uint64_t ended = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!over_.ok()) return std::nullopt;
-    over_ = why;
-    if (failed_.ok()) {
-      failed_ = why;
-      failed_by_leaving_ = by_leaving;
-    }
-    ended = ended_;
-    host = levels_.host;
-    leaders = levels_.leaders;
-    changed_.notify_all();
-  }
-  agent_->note(FlightSubject::group, settings_.label, formatted("failed after {} operations: {}", ended, why.what()));
+  const auto ended = queue_.stop_all(why, by_leaving);
+  if (!ended) return std::nullopt;
+  agent_->note(FlightSubject::group, settings_.label, formatted("failed after {} operations: {}", *ended, why.what()));
   // Cancelled, AgentClosed: this rank leaves, or a rank aborts, and wants nothing more.
   mailbox_->fail(why, /*keep_arrived=*/why.code() != Code::cancelled && why.code() != Code::agent_closed);
   exchange_.wake();
-  if (host) host->fail(why, false);
-  if (leaders) leaders->fail(why, false);
+  for (const auto& below : groups_below()) {
+    if (below) below->fail(why, false);
+  }
   return ended;
 }
 
 void RawGroup::end_without(std::size_t rank, const Status& why) {
   if (!agent_->usable_here().ok()) return;
-  std::shared_ptr<RawGroup> host, leaders;
-  {
-    const std::lock_guard lock(mutex_);
-    if (failed_.ok()) {
-      failed_ = why;
-      failed_by_leaving_ = true;
-    }
-    host = levels_.host;
-    leaders = levels_.leaders;
-    changed_.notify_all();
-  }
+  queue_.stop(why);
   if (ranks_) ranks_->leave_out(rank);
   mailbox_->leave(rank, why);
   exchange_.wake();
-  for (const auto& below : {host, leaders}) {  // parts of operations of all ranks
+  for (const auto& below : groups_below()) {  // parts of operations of all ranks
     if (below) below->fail(why, false);
   }
 }
@@ -252,21 +184,11 @@ void RawGroup::rank_failed(std::size_t rank, const Status& why) {
 // which a rank drains its devices before it leaves. So this rank runs the last one that the other rank has ended, or
 // has ended it too; and in that one it needs nothing more from the other rank.
 void RawGroup::rank_left(std::size_t rank, std::uint64_t after, const Status& why) {
-  std::shared_ptr<RawGroup> host, leaders;
-  bool now = false;
-  {
-    const std::lock_guard lock(mutex_);
-    now = ended_ >= after;
-    if (!now) {
-      mailbox_->let_go(rank);
-      left_.push_back({rank, after, why});
-      host = levels_.host;
-      leaders = levels_.leaders;
-    }
-  }
-  if (now) return end_without(rank, why);
+  if (queue_.has_ended(after)) return end_without(rank, why);
+  mailbox_->let_go(rank);
+  if (!queue_.keep({rank, after, why})) return end_without(rank, why);
   // These end with this group, whose operation theirs are a part of.
-  for (const auto& below : {host, leaders}) {
+  for (const auto& below : groups_below()) {
     const auto there = below ? below->rank_of(names_[rank]) : std::nullopt;
     if (there) below->rank_left(*there, ~std::uint64_t{0}, why);
   }
@@ -295,12 +217,7 @@ RawGroup::Work RawGroup::start(StartOptions options, Run run) {
     work->end(std::move(usable));
     return work;
   }
-  {
-    const std::lock_guard lock(mutex_);
-    work->number_ = ++started_;
-    last_ = work;
-    queue_.push_back(work);
-  }
+  queue_.add(work);
   if (options.background) run_in_background();
   return work;
 }
@@ -317,11 +234,6 @@ void RawGroup::run_in_background() {
         self->fail(reply.status(), false);
         self->run_queue();
       });
-}
-
-Status RawGroup::over() const {
-  const std::lock_guard lock(mutex_);
-  return over_;
 }
 
 WaitLimits RawGroup::limits_of(GroupWork::Deadline until, std::function<bool()> interrupted) {
@@ -360,35 +272,14 @@ Status RawGroup::await_inputs(const std::function<bool()>& arrived, const WaitLi
 }
 
 void RawGroup::run_queue() {
-  for (;;) {
-    Work work;
-    {
-      const std::lock_guard lock(mutex_);
-      if (running_ || queue_.empty()) return;
-      running_ = true;
-      work = std::move(queue_.front());
-      queue_.pop_front();
-    }
-    run_one(work, {});
-  }
+  while (const auto work = queue_.begin()) run_one(work, {});
 }
 
 bool RawGroup::run_for(const GroupWork& wanted, const std::function<bool()>& interrupted) {
   for (;;) {
     if (wanted.has_ended()) return true;
-    Work work;
-    {
-      std::unique_lock lock(mutex_);
-      if (running_) {
-        clock().wait_for(changed_, lock, longest_sleep, [this] { return !running_; });
-        if (running_) return false;
-      }
-      if (queue_.empty()) continue;
-      running_ = true;
-      work = std::move(queue_.front());
-      queue_.pop_front();
-    }
-    run_one(work, interrupted);
+    if (!queue_.wait_for_turn(longest_sleep)) return false;
+    if (const auto work = queue_.begin()) run_one(work, interrupted);
   }
 }
 
@@ -400,10 +291,9 @@ Status RawGroup::first_reason(Status status) {
   const auto until = clock().now() + std::chrono::seconds(withdrawn ? 10 : lost ? 1 : 0);
   for (;;) {
     look_for_the_dead();
-    std::unique_lock lock(mutex_);
-    if (!failed_.ok()) return failed_;
+    if (auto why = failed(); !why.ok()) return why;
     if (clock().now() >= until) return status;
-    clock().wait_for(changed_, lock, std::chrono::milliseconds(20), [this] { return !failed_.ok(); });
+    queue_.wait_for_stop(std::chrono::milliseconds(20));
   }
 }
 
@@ -426,23 +316,11 @@ void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupte
   }
   if (status.ok()) status = finished(work->finish_);
   if (const auto earlier = std::move(work->earlier_); status.ok() && earlier) status = earlier->status();
-  bool more = false;
-  std::vector<Left> left;
-  {
-    const std::lock_guard lock(mutex_);
-    running_ = false;
-    ended_ = std::max(ended_, work->number_);
-    const auto going =
-        std::partition(left_.begin(), left_.end(), [&](const Left& each) { return ended_ < each.after; });
-    left.assign(going, left_.end());
-    left_.erase(going, left_.end());
-    more = !queue_.empty();
-    changed_.notify_all();
-  }
-  for (const auto& each : left) end_without(each.rank, each.why);
+  const auto ended = queue_.end(*work);
+  for (const auto& leaver : ended.leavers) end_without(leaver.rank, leaver.why);
   work->end(std::move(status));
   // Another thread may have found this one running, and left the rest of the queue to it.
-  if (more) run_in_background();
+  if (ended.more) run_in_background();
 }
 
 // ---- sends and receives

@@ -1,11 +1,10 @@
 /// A group of agents that reduce, gather and exchange bytes. It knows no torch and no Python.
 #pragma once
 
+#include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -23,9 +22,9 @@
 #include "rpc/collectives/group_work.h"
 #include "rpc/collectives/mailbox.h"
 #include "rpc/collectives/membership.h"
-#include "rpc/collectives/path_counts.h"
+#include "rpc/collectives/operation_queue.h"
 #include "rpc/collectives/rank_watch.h"
-#include "rpc/collectives/tuning.h"
+#include "rpc/collectives/ways.h"
 
 namespace tensorferry::collectives {
 
@@ -67,17 +66,19 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   [[nodiscard]] Links links() const noexcept;
   [[nodiscard]] const std::shared_ptr<RawAgent>& agent() const noexcept { return agent_; }
   /// Says which algorithm `operation` takes for `bytes` bytes and why, and how the ranks exchange bytes.
-  [[nodiscard]] std::string explain(Operation operation, std::size_t bytes) const;
+  [[nodiscard]] std::string explain(Operation operation, std::size_t bytes) const {
+    return ways_.explain({operation, bytes, size(), links()});
+  }
   /// Returns the error that has failed the group, or Ok.
-  [[nodiscard]] Status failed() const;
+  [[nodiscard]] Status failed() const { return queue_.stopped(); }
   /// Returns whether this rank has left the group.
   [[nodiscard]] bool closed() const noexcept { return closed_; }
   /// Returns whether the group failed because a rank, perhaps this one, has left it in order.
-  [[nodiscard]] bool failed_by_leaving() const;
+  [[nodiscard]] bool failed_by_leaving() const { return queue_.stopped_by_leaving(); }
   /// The numbers of the operation that was started last, and of the one that ended last.
-  [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> progress() const;
+  [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> progress() const { return queue_.progress(); }
   /// Returns how many operations of all ranks have begun here, by the way that they took.
-  [[nodiscard]] std::vector<CountedPath> paths() const { return paths_.taken(); }
+  [[nodiscard]] std::vector<CountedPath> paths() const { return ways_.counts().taken(); }
   /// Finds what a call asks for by StartOptions::algorithm: nullopt if that is "". InvalidArgument names the algorithms
   /// that fit. Fills in the ranks and links of `asked`.
   [[nodiscard]] Result<std::optional<Algorithm>> find_algorithm(std::string_view name, Asked asked) const;
@@ -129,10 +130,9 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   /// its end, perhaps before `begin` returns. If the work ends first (late, withdrawn), the delivery is completed then.
   Work transfer(StartOptions options, std::string text, const BeginTransfer& begin);
   /// Returns why sends and receives among the ranks do not go on; Ok while they do.
-  [[nodiscard]] Status over() const;
+  [[nodiscard]] Status over() const { return queue_.all_stopped(); }
 
   // For operations on devices.
-  [[nodiscard]] PathCounts& path_counts() noexcept { return paths_; }
   /// Starts an operation that `run` performs, on the thread that runs operations and in their order.
   Work perform(StartOptions options, UniqueFunction<Status(const WaitLimits&)> run);
   /// Within an operation: returns Ok if all ranks called the same, as `called` says; else their disagreement.
@@ -166,32 +166,21 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   [[nodiscard]] std::string why_dead(std::size_t rank) const { return ranks_->why_dead(rank); }
   /// Returns the words for streams on the board; empty without a board, or if there are too many ranks.
   [[nodiscard]] Buffer stream_words() const { return exchange_.stream_words(); }
-  /// Returns why the ranks have no board; empty if they have one.
-  [[nodiscard]] const std::string& why_no_board() const noexcept { return no_board_; }
-  /// What explain() says of tensors of GPUs, and for which groups `tensorferry tune` measures them.
-  struct DeviceNotes {
-    std::function<std::string(Operation, std::size_t bytes)> explain;
-    TuningKey key;
-  };
-  void keep_device_notes(DeviceNotes notes);
+  [[nodiscard]] Ways& ways() noexcept { return ways_; }
   /// Returns the key of the crossings on GPUs; nullopt before the first operation there that needs no host memory.
-  [[nodiscard]] std::optional<TuningKey> gpu_tuning_key() const;
+  [[nodiscard]] std::optional<TuningKey> gpu_tuning_key() const { return ways_.gpu_tuning_key(); }
   /// Returns the agent's clock, by which operations reach their time-outs.
   [[nodiscard]] const Clock& clock() const noexcept { return agent_->clock(); }
   /// Returns the name of a rank in errors: `rank 1 ("worker1")`.
   [[nodiscard]] std::string named(std::size_t rank) const { return mailbox_->named(rank); }
 
   // For Groups, which forms groups and brings their messages.
-  /// Uses measured crossings, the same at every rank. Called before any operation.
-  void use_crossings(Crossings crossings) { crossings_ = std::move(crossings); }
   void use_levels(Levels levels);
   /// Errors name the group `label`, and the ranks by these numbers: those of the group above. Called before any
   /// operation.
   void show_as(std::string label, std::vector<std::size_t> ranks);
   /// Prepares to notice the death of ranks of this host. Called once, before any operation.
   void watch_processes(HostProcesses& processes);
-  /// Keeps the reasons for explain().
-  void say_why(std::string no_board, std::string no_memory);
   [[nodiscard]] Mailbox& mailbox() noexcept { return *mailbox_; }
   [[nodiscard]] Exchange& exchange() noexcept { return exchange_; }
   /// Returns the rank of the agent of that name; nullopt if it is no member.
@@ -225,6 +214,8 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   Status first_reason(Status status);
   /// As close(), and waits for nothing. Returns the calls that tell the others.
   std::vector<Call> leave();
+  /// Returns the groups that perform parts of this one's operations; null if there are none.
+  [[nodiscard]] std::array<std::shared_ptr<RawGroup>, 2> groups_below();
   std::vector<Call> tell_others(const Status& why, std::uint64_t after);
   void rank_died(std::size_t rank, std::string_view why);
   [[nodiscard]] WaitLimits limits_of(GroupWork::Deadline until, std::function<bool()> interrupted);
@@ -244,31 +235,15 @@ class RawGroup final : public std::enable_shared_from_this<RawGroup> {
   const std::vector<std::string> names_;
   const std::shared_ptr<Mailbox> mailbox_;
   Exchange exchange_;
-  std::string no_board_, no_memory_;  // why the ranks lack these links
-  Crossings crossings_;
-  PathCounts paths_;
-  Levels levels_;                     // set before any operation
+  Ways ways_;
   std::shared_ptr<RankWatch> ranks_;  // set before any operation
 
   std::atomic<bool> closed_{false};
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Work> queue_;
-  bool running_ = false;
-  std::uint64_t started_ = 0, ended_ = 0;
-  std::uint64_t barriers_ = 0;                       // monitored ones
+  OperationQueue queue_;
+  std::atomic<std::uint64_t> barriers_{0};  // monitored ones
+  std::mutex mutex_;
+  Levels levels_;                                    // set before any operation
   std::vector<std::weak_ptr<GroupWork>> transfers_;  // to be looked after; if there are any, a job does it
-  std::weak_ptr<GroupWork> last_;                    // of all ranks
-  Status failed_;                                    // why no operation of all ranks goes on
-  bool failed_by_leaving_ = false;
-  Status over_;  // why nothing goes on, sends and receives neither
-  struct Left {
-    std::size_t rank;
-    std::uint64_t after;
-    Status why;
-  };
-  std::vector<Left> left_;  // ranks that have done their part in the operation that runs, and left
-  DeviceNotes devices_;     // of the GPU that was used first or last
 };
 
 }  // namespace tensorferry::collectives

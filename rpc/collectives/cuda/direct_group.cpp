@@ -135,7 +135,7 @@ Result<std::string> Direct::prepare(int device, StartOptions options) {
 }
 
 void Direct::keep_notes(const std::shared_ptr<GroupGpu>& gpu) {
-  RawGroup::DeviceNotes notes;
+  Ways::DeviceNotes notes;
   notes.explain = [gpu, ranks = group_->size(), prescribed = group_->settings().algorithms,
                    borrowed = lent_ ? lent_->count() : nullptr](Operation operation, std::size_t bytes) {
     if (!gpu->staged.empty()) {
@@ -154,7 +154,7 @@ void Direct::keep_notes(const std::shared_ptr<GroupGpu>& gpu) {
   if (gpu->staged.empty() && gpu->placement == RankPlacement::gpu_each) {
     notes.key = gpu_tuning_key(name_of(gpu->joined.topology), gpu->name, group_->size());
   }
-  group_->keep_device_notes(std::move(notes));
+  group_->ways().keep_device_notes(std::move(notes));
 }
 
 std::string Direct::open_own(GroupGpu& gpu, driver::BufferOffer& offer) {
@@ -193,7 +193,7 @@ Status Direct::negotiate(GroupGpu& gpu, const WaitLimits& limits) {
   }
   if (!group_->links().board || ranks > most_ranks) {
     gpu.staged = group_->links().board ? formatted("the group has more than {} ranks", most_ranks)
-                                       : "the ranks share no board: " + group_->why_no_board();
+                                       : "the ranks share no board: " + group_->ways().why_no_board();
     return group_->agree_on(first_step(), limits);
   }
   std::vector<GpuReport> all(ranks);

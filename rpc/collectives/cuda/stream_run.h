@@ -110,7 +110,7 @@ class StreamRun final : public DeviceRun, public std::enable_shared_from_this<St
   /// Chooses the algorithm; all ranks have agreed on the one that the call asks for, or will.
   [[nodiscard]] GpuChoice choose(const Fingerprint& called, const AskedOnGpu& asked) const;
   void count(const Fingerprint& called, AlgorithmOnGpu algorithm) const {
-    direct_->group().path_counts().count_on_gpu(static_cast<Operation>(called.operation), captured_, algorithm);
+    direct_->group().ways().counts().count_on_gpu(static_cast<Operation>(called.operation), captured_, algorithm);
   }
   [[nodiscard]] bool meets_by_flags(const Fingerprint& called, std::size_t bytes) const;
   [[nodiscard]] FlagArguments flag_arguments() const;
