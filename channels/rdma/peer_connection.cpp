@@ -95,14 +95,14 @@ bool PeerConnection::closed() const {
 void PeerConnection::begin(OpenCards open) {
   open_ = std::move(open);
   submit([](PeerConnection& self) {
-    if (self.attempt_ == 0) self.start(1, false);
+    if (self.attempt_.number == 0) self.start(1, false);
   });
 }
 
 void PeerConnection::on(ConnectPorts message) {
   {
     const std::lock_guard lock(mutex_);
-    connect_ = std::move(message);
+    inbox_.connect = std::move(message);
   }
   submit_handling();
 }
@@ -110,7 +110,7 @@ void PeerConnection::on(ConnectPorts message) {
 void PeerConnection::on(PortsConnected message) {
   {
     const std::lock_guard lock(mutex_);
-    connected_ = std::move(message);
+    inbox_.connected = std::move(message);
   }
   submit_handling();
 }
@@ -118,7 +118,7 @@ void PeerConnection::on(PortsConnected message) {
 void PeerConnection::on(const PortLost& message) {
   {
     const std::lock_guard lock(mutex_);
-    lost_.at(message.port) = message.attempt;
+    inbox_.lost.at(message.port) = message.attempt;
   }
   submit_handling();
 }
@@ -127,7 +127,7 @@ void PeerConnection::on(const PortLost& message) {
 void PeerConnection::submit_handling() {
   {
     const std::lock_guard lock(mutex_);
-    if (closed_ || std::exchange(handling_, true)) return;
+    if (closed_ || std::exchange(inbox_.queued, true)) return;
   }
   submit([](PeerConnection& self) { self.handle(); });
 }
@@ -138,12 +138,12 @@ void PeerConnection::handle() {
   std::vector<std::shared_ptr<QueuePair>> ended;
   {
     const std::lock_guard lock(mutex_);
-    handling_ = false;
-    offered.swap(connect_);
-    connected.swap(connected_);
+    inbox_.queued = false;
+    offered.swap(inbox_.connect);
+    connected.swap(inbox_.connected);
     const auto is_lost = [&](const Lane& lane) {
       // A port that the peer offers again has no lane there.
-      return lost_.at(lane.their_port) == lane.attempt ||
+      return inbox_.lost.at(lane.their_port) == lane.attempt ||
              (offered && offered->attempt > lane.attempt &&
               std::any_of(offered->ports.begin(), offered->ports.end(),
                           [&](const auto& port) { return port.index == lane.their_port; }));
@@ -159,10 +159,10 @@ void PeerConnection::handle() {
   }
   for (const auto& pair : ended) pair->fail({Code::channel_unavailable, "the peer's end of the queue pair has failed"});
   if (offered) {
-    if (offered->attempt > attempt_) start(offered->attempt, true);
-    if (offered->attempt == attempt_ && !joined_) connect(*offered);
+    if (offered->attempt > attempt_.number) start(offered->attempt, true);
+    if (offered->attempt == attempt_.number && !attempt_.joined) connect(*offered);
   }
-  if (connected && connected->attempt == attempt_ && joined_ && !probing_) probe(*connected);
+  if (connected && connected->attempt == attempt_.number && attempt_.joined && !attempt_.probing) probe(*connected);
 }
 
 void PeerConnection::start(std::uint32_t attempt, bool follows) {
@@ -178,9 +178,7 @@ void PeerConnection::start(std::uint32_t attempt, bool follows) {
     update_ports();
   }
   drop_leaving({Code::channel_unavailable, "the queue pairs are being connected anew"});
-  attempt_ = attempt;
-  joined_ = probing_ = over_ = false;
-  challenge_ = random_word();
+  attempt_ = {.number = attempt, .challenge = random_word(), .words = std::move(attempt_.words)};
   if (cards() == nullptr) {
     auto opened = open_();
     if (!opened.ok()) return attempt_failed(opened.status());
@@ -189,7 +187,7 @@ void PeerConnection::start(std::uint32_t attempt, bool follows) {
   }
 
   const auto cards = this->cards();
-  ConnectPorts offer{attempt_, challenge_, {}};
+  ConnectPorts offer{attempt_.number, attempt_.challenge, {}};
   Status why(Code::channel_unavailable, "no port is usable");
   std::vector<Lane> made;
   for (std::size_t i = 0; i < cards->ports.size() && i < most_ports; ++i) {
@@ -197,7 +195,7 @@ void PeerConnection::start(std::uint32_t attempt, bool follows) {
     auto pair = make_pair(i, attempt);
     if (!pair.ok()) {
       why = pair.status();
-      if (follows) missing_.insert(i);  // the peer wants a lane, and this end has to say when its port is up
+      if (follows) retries_.missing.insert(i);  // the peer wants a lane, and this end has to say when its port is up
       continue;
     }
     const auto& address = (*pair)->address();
@@ -249,8 +247,8 @@ void PeerConnection::connect(const ConnectPorts& theirs) {
   std::vector<PortAddress> here, there;
   for (const auto& pair : pairs) here.push_back(address_of(cards->ports[pair.lane.my_port].port));
   for (const auto& port : theirs.ports) there.push_back(port.port);
-  const bool first = challenge_ < theirs.challenge;
-  PortsConnected answer{attempt_, 0, {}};
+  const bool first = attempt_.challenge < theirs.challenge;
+  PortsConnected answer{attempt_.number, 0, {}};
   std::vector<std::size_t> ports;
   Status why(Code::channel_unavailable, "no active port of this host can reach one of the peer's");
   for (const auto& [one, other] : first ? pair_ports(here, there) : pair_ports(there, here)) {
@@ -268,26 +266,26 @@ void PeerConnection::connect(const ConnectPorts& theirs) {
   if (ports.empty()) return attempt_failed(why);
   auto words = ProbeWords::make(*cards, ports, ~theirs.challenge);
   if (!words.ok()) return attempt_failed(words.status());
-  words_ = std::move(*words);
-  answer.address = words_->address();
+  attempt_.words = std::move(*words);
+  answer.address = attempt_.words->address();
   for (const auto port : ports)
-    answer.keys.push_back({static_cast<std::uint8_t>(port), words_->keys(cards->ports[port].card).remote});
+    answer.keys.push_back({static_cast<std::uint8_t>(port), attempt_.words->keys(cards->ports[port].card).remote});
   {
     const std::lock_guard lock(mutex_);
     if (closed_ || pairs_.empty()) return;
     pairs_ = std::move(pairs);
     update_ports();  // before the peer can have the answer: a peer that is ready gets no refusal
   }
-  joined_ = true;
+  attempt_.joined = true;
   listener_.send(encode(answer));
 }
 
 void PeerConnection::probe(const PortsConnected& theirs) {
-  probing_ = true;
+  attempt_.probing = true;
   const auto cards = this->cards();
   const auto probe = std::make_shared<Probe>();
-  probe->attempt = attempt_;
-  probe->words = words_;
+  probe->attempt = attempt_.number;
+  probe->words = attempt_.words;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& pair : pairs_) {
@@ -308,8 +306,8 @@ void PeerConnection::probe(const PortsConnected& theirs) {
       continue;
     }
     const auto port = read.lane.my_port;
-    read.lane.pair->read({.to = words_->landing(port),
-                          .local_key = words_->keys(cards->ports[port].card).local,
+    read.lane.pair->read({.to = attempt_.words->landing(port),
+                          .local_key = attempt_.words->keys(cards->ports[port].card).local,
                           .from = theirs.address,
                           .remote_key = key->key,
                           .bytes = sizeof(std::uint64_t)},
@@ -322,12 +320,12 @@ void PeerConnection::probe(const PortsConnected& theirs) {
 }
 
 void PeerConnection::probed(const Probe& probe) {
-  if (probe.attempt != attempt_ || over_) return;
-  over_ = true;
+  if (probe.attempt != attempt_.number || attempt_.over) return;
+  attempt_.over = true;
   std::vector<Lane> fresh, unused;
   Status why(Code::channel_unavailable, "the peer's memory does not hold the word of the probe");
   for (const auto& read : probe.reads) {
-    const bool right = read.status.ok() && probe.words->landed(read.lane.my_port) == ~challenge_;
+    const bool right = read.status.ok() && probe.words->landed(read.lane.my_port) == ~attempt_.challenge;
     (right ? fresh : unused).push_back(read.lane);
     if (!read.status.ok()) why = read.status;
   }
@@ -349,10 +347,10 @@ void PeerConnection::probed(const Probe& probe) {
     why_down_.clear();
   }
   drop_leaving(why);
-  for (const auto& lane : fresh) missing_.erase(lane.my_port);
+  for (const auto& lane : fresh) retries_.missing.erase(lane.my_port);
   if (first) listener_.changed({});
-  if (missing_.empty()) {
-    up_since_ = Clock::now();
+  if (retries_.missing.empty()) {
+    retries_.up_since = Clock::now();
   } else {
     begin_later();
   }
@@ -385,7 +383,7 @@ void PeerConnection::lane_failed(std::uint32_t attempt, std::size_t my_port, con
 
 void PeerConnection::lost(const Lane& lane, const Status& why) {
   tell_lost(lane);
-  missing_.insert(lane.my_port);
+  retries_.missing.insert(lane.my_port);
   if (lanes() == nullptr) listener_.changed(text_with("the connection by RDMA failed and is being made anew", why));
   begin_later();
 }
@@ -404,24 +402,25 @@ void PeerConnection::attempt_failed(const Status& why) {
     if (!is_up) why_down_ = std::string(why.what());
   }
   drop_leaving(why);
-  joined_ = true;  // a message of this attempt that comes late changes nothing
-  probing_ = over_ = true;
+  attempt_.joined = true;  // a message of this attempt that comes late changes nothing
+  attempt_.probing = attempt_.over = true;
   if (!is_up) listener_.changed(why);
-  if (!is_up || !missing_.empty()) begin_later();
+  if (!is_up || !retries_.missing.empty()) begin_later();
 }
 
 /// Begins the next attempt after a pause, unless by then another one has begun, the peer takes part in this one, or
 /// nothing is missing.
 void PeerConnection::begin_later() {
   const auto now = Clock::now();
-  if (up_since_ != Clock::time_point() && now - up_since_ >= stable_after) failures_ = 0;
-  up_since_ = {};
+  if (retries_.up_since != Clock::time_point() && now - retries_.up_since >= stable_after) retries_.failures = 0;
+  retries_.up_since = {};
   submit(
-      [attempt = attempt_](PeerConnection& self) {
-        if (self.attempt_ != attempt || attempt == last_attempt || (self.joined_ && !self.over_)) return;
-        if (self.lanes() == nullptr || !self.missing_.empty()) self.start(attempt + 1, false);
+      [attempt = attempt_.number](PeerConnection& self) {
+        if (self.attempt_.number != attempt || attempt == last_attempt || (self.attempt_.joined && !self.attempt_.over))
+          return;
+        if (self.lanes() == nullptr || !self.retries_.missing.empty()) self.start(attempt + 1, false);
       },
-      now + pause_after(failures_++));
+      now + pause_after(retries_.failures++));
 }
 
 /// Call under the lock.

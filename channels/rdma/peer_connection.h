@@ -103,6 +103,27 @@ class PeerConnection final : public std::enable_shared_from_this<PeerConnection>
 
   using Clock = std::chrono::steady_clock;
 
+  /// What the peer has told since the background thread looked.
+  struct Inbox {
+    bool queued = false;  // the job that handles it
+    std::optional<ConnectPorts> connect;
+    std::optional<PortsConnected> connected;
+    std::array<std::uint32_t, most_ports> lost{};  // the attempts of lanes that the peer has lost, by its port
+  };
+  struct Attempt {
+    std::uint32_t number = 0;  // from 1
+    std::uint64_t challenge = 0;
+    std::shared_ptr<ProbeWords> words{};  // of the last attempt that has joined: a peer may still read them
+    bool joined = false;                  // the queue pairs of this attempt are connected
+    bool probing = false;
+    bool over = false;  // it has made lanes, or has failed
+  };
+  struct Retries {
+    std::set<std::size_t> missing;  // ports that had a lane and shall have one again
+    int failures = 0;               // in a row
+    Clock::time_point up_since;
+  };
+
   /// Runs `job(*this)` on the background thread, unless the connection has been closed by then.
   template <class Job>
   void submit(Job job, Clock::time_point at = Clock::time_point::min());
@@ -132,10 +153,7 @@ class PeerConnection final : public std::enable_shared_from_this<PeerConnection>
 
   mutable Mutex mutex_;  // guards the members below
   bool closed_ = false;
-  bool handling_ = false;  // a job that handles messages is queued
-  std::optional<ConnectPorts> connect_;
-  std::optional<PortsConnected> connected_;
-  std::array<std::uint32_t, most_ports> lost_{};  // the attempts of lanes that the peer has lost, by its port
+  Inbox inbox_;
   std::shared_ptr<LocalCards> cards_;
   std::vector<Pair> pairs_;    // of the present attempt, until its probe is done
   std::vector<Lane> leaving_;  // were in `pairs_`, and have not failed yet
@@ -144,15 +162,8 @@ class PeerConnection final : public std::enable_shared_from_this<PeerConnection>
   std::string why_down_ = "its probe is under way";
 
   // Only for jobs on the background thread:
-  std::uint32_t attempt_ = 0;
-  std::uint64_t challenge_ = 0;
-  bool joined_ = false;  // the queue pairs of this attempt are connected
-  bool probing_ = false;
-  bool over_ = false;              // this attempt has made lanes, or has failed
-  std::set<std::size_t> missing_;  // ports that had a lane and shall have one again
-  int failures_ = 0;               // in a row
-  Clock::time_point up_since_;
-  std::shared_ptr<ProbeWords> words_;
+  Attempt attempt_;
+  Retries retries_;
 };
 
 }  // namespace tensorferry::rdma
