@@ -161,7 +161,7 @@ void Blocks::free(Segment& segment, std::uint32_t block, bool spent) {
     if (segment.free.empty()) of_size.open.push_back(&segment);
     segment.free.push_back(block);
     const auto idle = usage_->idle.fetch_add(size, std::memory_order_relaxed) + size;
-    if (idle > limits_.idle_bytes && !std::exchange(trimming_soon_, true)) trim_at(Clock::time_point::min());
+    if (idle > limits_.idle_bytes && !std::exchange(trims_.now, true)) trim_at(Clock::time_point::min());
   }
   if (!segment.idle()) return;
   segment.idle_since = Clock::now();
@@ -248,7 +248,7 @@ void Blocks::install(std::size_t index, Result<SharedMemory> memory, Geometry ge
   of_size.open.push_back(segment.get());
   segments_[slot] = std::move(segment);
   usage_->idle.fetch_add(geometry.words_at(), std::memory_order_relaxed);
-  if (!std::exchange(trimming_, true)) trim_at(Clock::now() + limits_.idle_for);
+  if (!std::exchange(trims_.later, true)) trim_at(Clock::now() + limits_.idle_for);
 }
 
 void Blocks::trim_at(Clock::time_point when) {
@@ -275,11 +275,11 @@ void Blocks::trim() {
     const bool old = segment->idle_since + limits_.idle_for <= now;
     if (bytes > limits_.idle_bytes || (old && bytes > limits_.floor_bytes)) retire(segment->slot);
   }
-  trimming_soon_ = false;
+  trims_.now = false;
   // Repeats while the pool has more than the floor. After that, the next new segment schedules a trim again.
-  trimming_ =
+  trims_.later =
       usage_->held.load(std::memory_order_relaxed) + usage_->idle.load(std::memory_order_relaxed) > limits_.floor_bytes;
-  if (trimming_) trim_at(now + limits_.idle_for);
+  if (trims_.later) trim_at(now + limits_.idle_for);
 }
 
 void Blocks::unmapped(std::uint32_t slot, const std::string& why) {

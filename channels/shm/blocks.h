@@ -125,8 +125,11 @@ class Blocks final : public std::enable_shared_from_this<Blocks> {
 
   Mutex mutex_;
   bool closed_ = false;
-  bool trimming_ = false;       // a trim is scheduled
-  bool trimming_soon_ = false;  // a trim is scheduled at once
+  struct Trims {
+    bool later = false;  // one is scheduled after Limits::idle_for
+    bool now = false;    // one is scheduled at once
+  };
+  Trims trims_;
   std::array<Class, size_class::count> classes_;
   std::vector<std::shared_ptr<Segment>> segments_;  // by slot; null: free
   std::vector<std::uint32_t> free_slots_;

@@ -161,7 +161,7 @@ Status Exchange::announce(const Fingerprint& called, std::function<void(const St
   no_bytes.fingerprint = called;
   board_->announce(step_, no_bytes, {});  // no rank reads its parts
   const std::lock_guard lock(mutex_);
-  announced_ = {step_, called, std::move(differ)};
+  announced_.last = {step_, called, std::move(differ)};
   return {};
 }
 
@@ -170,9 +170,9 @@ Status Exchange::settle_announced(const WaitLimits& limits) {
   std::uint64_t step = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (!announced_) return mismatch_;
-    called = announced_->called;
-    step = announced_->step;
+    if (!announced_.last) return announced_.mismatch;
+    called = announced_.last->called;
+    step = announced_.last->step;
   }
   for (std::size_t from = 0; from < size(); ++from) {
     if (from == rank()) continue;
@@ -186,21 +186,21 @@ Status Exchange::compare_announced() {
   Status why;
   {
     const std::lock_guard lock(mutex_);
-    if (!announced_) return mismatch_;
-    std::vector<Fingerprint> calls(size(), announced_->called);
+    if (!announced_.last) return announced_.mismatch;
+    std::vector<Fingerprint> calls(size(), announced_.last->called);
     for (std::size_t from = 0; from < size(); ++from) {
       if (from == rank()) continue;
-      if (!board_->announced(from, announced_->step)) return {};
-      calls[from] = board_->announcement(from, announced_->step).fingerprint;
+      if (!board_->announced(from, announced_.last->step)) return {};
+      calls[from] = board_->announcement(from, announced_.last->step).fingerprint;
     }
     if (const auto status = compare(std::move(calls)); !status.ok()) {
-      mismatch_ = Status(status.code(),
-                         std::string(status.what()) + ". A GPU had begun the operation, so the group has failed");
+      announced_.mismatch = Status(
+          status.code(), std::string(status.what()) + ". A GPU had begun the operation, so the group has failed");
     }
-    why = mismatch_;
-    board_->done(announced_->step);
-    compared = std::move(announced_);
-    announced_.reset();
+    why = announced_.mismatch;
+    board_->done(announced_.last->step);
+    compared = std::move(announced_.last);
+    announced_.last.reset();
   }
   if (!why.ok()) compared->differ(why);
   return why;
@@ -208,7 +208,7 @@ Status Exchange::compare_announced() {
 
 bool Exchange::has_announced() const {
   const std::lock_guard lock(mutex_);
-  return announced_.has_value();
+  return announced_.last.has_value();
 }
 
 Announcement Exchange::place(ExchangeStep& step, std::byte* slot, std::vector<Part>& parts,

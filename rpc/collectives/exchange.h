@@ -167,11 +167,14 @@ class Exchange final {
     Fingerprint called;
     std::function<void(const Status&)> differ;
   };
-  mutable std::mutex mutex_;                                         // guards the next four
+  struct Announcements {
+    std::optional<Announced> last;  // not compared yet
+    Status mismatch;
+  };
+  mutable std::mutex mutex_;                                         // guards the next three
   std::unique_ptr<Board> board_;                                     // set once; the thread of operations needs no lock
   std::map<std::pair<std::size_t, std::uint64_t>, Buffer> regions_;  // of other ranks
-  std::optional<Announced> announced_;                               // not compared yet
-  Status mismatch_;                                                  // of announced calls
+  Announcements announced_;
 };
 
 }  // namespace tensorferry::collectives

@@ -9,7 +9,9 @@
 namespace tensorferry::collectives {
 
 GroupWork::GroupWork(std::shared_ptr<RawGroup> group, UniqueFunction<Status(const WaitLimits&)> run, Deadline deadline)
-    : group_(std::move(group)), run_(std::move(run)), deadline_(deadline) {}
+    : group_(std::move(group)),
+      steps_{.arrived = {}, .run = std::move(run), .finish = {}, .earlier = {}},
+      deadline_(deadline) {}
 GroupWork::GroupWork(std::shared_ptr<RawGroup> group, Deadline deadline, std::string text)
     : group_(std::move(group)), deadline_(deadline), text_(std::move(text)) {}
 

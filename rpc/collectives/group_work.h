@@ -59,10 +59,14 @@ class GroupWork final : public std::enable_shared_from_this<GroupWork> {
   [[nodiscard]] bool has_ended() const;
 
   const std::shared_ptr<RawGroup> group_;
-  UniqueFunction<Status(const WaitLimits&)> run_;  // used by the thread that runs the operation
-  std::function<bool()> arrived_;
-  std::function<void()> finish_;
-  std::shared_ptr<GroupWork> earlier_;
+  /// What the thread that runs a collective operation calls, in this order: see StartOptions.
+  struct Steps {
+    std::function<bool()> arrived;
+    UniqueFunction<Status(const WaitLimits&)> run;
+    std::function<void()> finish;
+    std::shared_ptr<GroupWork> earlier;
+  };
+  Steps steps_;
   std::shared_ptr<Delivery> delivery_;
   const Deadline deadline_;
   const std::string text_;

@@ -210,9 +210,9 @@ RawGroup::Work RawGroup::start(StartOptions options, Run run) {
   const auto timeout = options.timeout.count() > 0 ? options.timeout : settings_.timeout;
   auto work = std::make_shared<GroupWork>(shared_from_this(), std::move(run), clock().now() + timeout);
   if (options.keep) work->on_done([keep = std::move(options.keep)](const Status&) {});
-  work->arrived_ = std::move(options.arrived);
-  work->finish_ = std::move(options.finish);
-  work->earlier_ = std::move(options.earlier);
+  work->steps_.arrived = std::move(options.arrived);
+  work->steps_.finish = std::move(options.finish);
+  work->steps_.earlier = std::move(options.earlier);
   if (auto usable = agent_->usable_here(); !usable.ok()) {  // in a forked child the board is the parent's
     work->end(std::move(usable));
     return work;
@@ -301,21 +301,21 @@ void RawGroup::run_one(const Work& work, const std::function<bool()>& interrupte
   const auto limits = limits_of(work->deadline_, interrupted);
   auto status = failed();
   exchange_.begin();
-  if (status.ok()) status = await_inputs(work->arrived_, limits);
+  if (status.ok()) status = await_inputs(work->steps_.arrived, limits);
   if (status.ok()) {
     const auto what = [&] {
       return formatted("{} of group \"{}\" has thrown in an operation", named(rank()), settings_.label);
     };
-    status = run_programs_code(what, [&] { return work->run_(limits); });
+    status = run_programs_code(what, [&] { return work->steps_.run(limits); });
   }
-  work->run_ = {};
+  work->steps_.run = {};
   // All ranks know that they disagree. All other errors leave the others waiting, or out of step.
   if (!status.ok() && !exchange_.disagreed()) {
     status = first_reason(std::move(status));
     if (failed().ok()) fail(status, true);
   }
-  if (status.ok()) status = finished(work->finish_);
-  if (const auto earlier = std::move(work->earlier_); status.ok() && earlier) status = earlier->status();
+  if (status.ok()) status = finished(work->steps_.finish);
+  if (const auto earlier = std::move(work->steps_.earlier); status.ok() && earlier) status = earlier->status();
   const auto ended = queue_.end(*work);
   for (const auto& leaver : ended.leavers) end_without(leaver.rank, leaver.why);
   work->end(std::move(status));
