@@ -66,8 +66,8 @@ Tag Decoder::composite(Tag tag) {
     case Tag::big_integer:
       return read_big_integer();
     case Tag::complex:
-      real_ = reader_.get<double>();
-      imaginary_ = reader_.get<double>();
+      value_.real = reader_.get<double>();
+      value_.imaginary = reader_.get<double>();
       return checked(tag);
     case Tag::text:
     case Tag::bytes:
@@ -96,15 +96,15 @@ Tag Decoder::composite(Tag tag) {
     case Tag::record:
       return read_record();
     case Tag::dtype:
-      leaf_ = reader_.get<std::uint8_t>();
+      value_.leaf = reader_.get<std::uint8_t>();
       return size_of(dtype()) != 0 ? checked(tag) : fail("names an unknown dtype");
     case Tag::layout:
       return read_leaf(tag, static_cast<std::uint8_t>(LayoutNumber::jagged));
     case Tag::memory_format:
       return read_leaf(tag, static_cast<std::uint8_t>(MemoryFormatNumber::channels_last_3d));
     case Tag::device:
-      view_ = reader_.sized();
-      far_.reset();
+      value_.view = reader_.sized();
+      value_.far.reset();
       return checked(tag);
     case Tag::size:
       return read_size();
@@ -116,22 +116,22 @@ Tag Decoder::composite(Tag tag) {
 }
 
 Tag Decoder::read_leaf(Tag tag, std::uint8_t most) {
-  leaf_ = reader_.get<std::uint8_t>();
-  return leaf_ <= most ? checked(tag) : fail("names an unknown torch constant");
+  value_.leaf = reader_.get<std::uint8_t>();
+  return value_.leaf <= most ? checked(tag) : fail("names an unknown torch constant");
 }
 
 Tag Decoder::read_big_integer() {
   const auto sign = reader_.get<std::uint8_t>();
-  view_ = reader_.sized();
-  far_.reset();
+  value_.view = reader_.sized();
+  value_.far.reset();
   if (sign > 1) return fail("holds an integer with neither sign");
-  negative_ = sign == 1;
+  value_.negative = sign == 1;
   return checked(Tag::big_integer);
 }
 
 Tag Decoder::read_string(Tag tag) {
-  if (!read_blob(view_, far_)) return Tag::invalid;
-  if (tag == Tag::bytearray || far_) number_ = numbers_++;
+  if (!read_blob(value_.view, value_.far)) return Tag::invalid;
+  if (tag == Tag::bytearray || value_.far) value_.number = numbers_++;
   return tag;
 }
 
@@ -174,81 +174,81 @@ void Decoder::read_dims(Dims& dims) {
 }
 
 Tag Decoder::read_size() {
-  read_dims(tensor_.sizes);
-  for (std::size_t i = 0; i < tensor_.sizes.size(); ++i) {
-    const auto bits = static_cast<std::uint64_t>(tensor_.sizes[i]);
-    tensor_.sizes[i] = static_cast<std::int64_t>(bits >> 1) ^ -static_cast<std::int64_t>(bits & 1);
+  read_dims(value_.tensor.sizes);
+  for (std::size_t i = 0; i < value_.tensor.sizes.size(); ++i) {
+    const auto bits = static_cast<std::uint64_t>(value_.tensor.sizes[i]);
+    value_.tensor.sizes[i] = static_cast<std::int64_t>(bits >> 1) ^ -static_cast<std::int64_t>(bits & 1);
   }
   return checked(Tag::size);
 }
 
 Tag Decoder::read_tensor() {
-  tensor_.dtype = static_cast<DType>(reader_.get<std::uint8_t>());
+  value_.tensor.dtype = static_cast<DType>(reader_.get<std::uint8_t>());
   const auto flags = reader_.get<std::uint8_t>();
   constexpr auto ours = tensor_has::offset | tensor_has::device | tensor_has::strides;
-  tensor_.flags = static_cast<std::uint8_t>(flags & ~ours);
-  tensor_.device = {};
+  value_.tensor.flags = static_cast<std::uint8_t>(flags & ~ours);
+  value_.tensor.device = {};
   if ((flags & tensor_has::device) != 0) {
     const auto type = reader_.get<std::uint8_t>();
     const auto index = reader_.get<std::uint8_t>();
     if (type > last_device_type || index > last_device_index) return fail("names a device that cannot exist");
-    tensor_.device = {static_cast<DeviceType>(type), index};
+    value_.tensor.device = {static_cast<DeviceType>(type), index};
   }
-  read_dims(tensor_.sizes);
+  read_dims(value_.tensor.sizes);
   if ((flags & tensor_has::strides) != 0) {
-    tensor_.strides.clear();
-    for (std::size_t i = 0; i < tensor_.sizes.size(); ++i) {
-      tensor_.strides.push_back(static_cast<std::int64_t>(reader_.varint()));
+    value_.tensor.strides.clear();
+    for (std::size_t i = 0; i < value_.tensor.sizes.size(); ++i) {
+      value_.tensor.strides.push_back(static_cast<std::int64_t>(reader_.varint()));
     }
-  } else if (!tensor_.set_contiguous()) {
+  } else if (!value_.tensor.set_contiguous()) {
     return fail("has a tensor of more than 2^63 elements");
   }
-  tensor_.storage_offset =
+  value_.tensor.storage_offset =
       (flags & tensor_has::offset) != 0 ? static_cast<std::int64_t>(reader_.varint()) : std::int64_t{0};
   const auto index = reader_.varint();
   if (checked(Tag::tensor) == Tag::invalid) return Tag::invalid;
   if (index >= buffers_.size()) return fail("names a buffer that it does not have");
   if (uses_[index] == Use::bytes) return fail("names one buffer as a tensor and as bytes");
   uses_[index] = Use::tensors;
-  if (auto valid = validate(tensor_, buffers_[index].bytes); !valid.ok()) {
+  if (auto valid = validate(value_.tensor, buffers_[index].bytes); !valid.ok()) {
     detail_ = valid.what();
     return fail("has an invalid tensor");
   }
-  buffer_ = static_cast<std::uint32_t>(index);
-  number_ = numbers_++;
+  value_.buffer = static_cast<std::uint32_t>(index);
+  value_.number = numbers_++;
   return Tag::tensor;
 }
 
 Tag Decoder::read_sparse() {
   const auto kind = reader_.get<std::uint8_t>();
-  sparse_.flags = reader_.get<std::uint8_t>();
-  read_dims(sparse_.sizes);
+  value_.sparse.flags = reader_.get<std::uint8_t>();
+  read_dims(value_.sparse.sizes);
   constexpr auto known = SparseLayout::requires_grad | SparseLayout::parameter | SparseLayout::coalesced;
-  if (kind > static_cast<std::uint8_t>(SparseLayout::Kind::bsc) || (sparse_.flags & ~known) != 0) {
+  if (kind > static_cast<std::uint8_t>(SparseLayout::Kind::bsc) || (value_.sparse.flags & ~known) != 0) {
     return fail("has a sparse tensor of an unknown kind");
   }
-  sparse_.kind = static_cast<SparseLayout::Kind>(kind);
-  for (const auto size : sparse_.sizes) {
+  value_.sparse.kind = static_cast<SparseLayout::Kind>(kind);
+  for (const auto size : value_.sparse.sizes) {
     if (size < 0) return fail("has a sparse tensor of a negative size");
   }
   if (checked(Tag::sparse) == Tag::invalid) return Tag::invalid;
-  return enter(Tag::sparse, sparse_.parts(), 1, false);
+  return enter(Tag::sparse, value_.sparse.parts(), 1, false);
 }
 
 Tag Decoder::read_array() {
-  array_.flags = reader_.get<std::uint8_t>();
+  value_.array.flags = reader_.get<std::uint8_t>();
   const auto dtype = reader_.text();
   const auto item_bytes = reader_.varint();
-  read_dims(array_.sizes);
-  if (!read_blob(view_, far_)) return Tag::invalid;
+  read_dims(value_.array.sizes);
+  if (!read_blob(value_.view, value_.far)) return Tag::invalid;
   if (dtype.size() > 32 || item_bytes > 0x7fffffff) return fail("has an array of an invalid dtype");
-  array_.dtype = dtype;
-  array_.item_bytes = static_cast<std::uint32_t>(item_bytes);
-  if (auto valid = validate(array_, view_.size()); !valid.ok()) {
+  value_.array.dtype = dtype;
+  value_.array.item_bytes = static_cast<std::uint32_t>(item_bytes);
+  if (auto valid = validate(value_.array, value_.view.size()); !valid.ok()) {
     detail_ = valid.what();
     return fail("has an invalid array");
   }
-  number_ = numbers_++;
+  value_.number = numbers_++;
   return Tag::array;
 }
 
@@ -257,26 +257,26 @@ Tag Decoder::read_pickled() {
   std::optional<std::uint32_t> far;
   if (!read_blob(stream, far)) return Tag::invalid;
   const auto buffers = reader_.count(2);
-  pickle_buffers_.clear();
+  value_.pickle_buffers.clear();
   for (std::uint64_t i = 0; i < buffers; ++i) {
     PickleBuffer buffer;
     const auto read_only = reader_.get<std::uint8_t>();
     if (read_only > 1) return fail("has a pickle buffer of an unknown kind");
     buffer.read_only = read_only == 1;
     if (!read_blob(buffer.bytes, buffer.far)) return Tag::invalid;
-    pickle_buffers_.push_back(buffer);
+    value_.pickle_buffers.push_back(buffer);
   }
   const auto parts = reader_.varint();
   if (checked(Tag::pickled) == Tag::invalid) return Tag::invalid;
-  view_ = stream;
-  far_ = far;
+  value_.view = stream;
+  value_.far = far;
   return enter(Tag::pickled, parts, 1, false);
 }
 
 Tag Decoder::read_reference() {
-  reference_ = read<ReferenceRecord>(reader_);
+  value_.reference = read<ReferenceRecord>(reader_);
   if (checked(Tag::reference) == Tag::invalid) return Tag::invalid;
-  number_ = numbers_++;
+  value_.number = numbers_++;
   return Tag::reference;
 }
 
@@ -286,23 +286,23 @@ Tag Decoder::read_record() {
   if (kind > static_cast<std::uint8_t>(RecordKind::structure) || schema > 0xffffffff) {
     return fail("has a record of an unknown kind");
   }
-  record_kind_ = static_cast<RecordKind>(kind);
-  schema_ = static_cast<std::uint32_t>(schema);
-  record_name_ = schema == 0 ? reader_.text() : std::string_view{};
+  value_.record_kind = static_cast<RecordKind>(kind);
+  value_.schema = static_cast<std::uint32_t>(schema);
+  value_.record_name = schema == 0 ? reader_.text() : std::string_view{};
   const auto fields = reader_.varint();
   if (checked(Tag::record) == Tag::invalid) return Tag::invalid;
   return enter(Tag::record, fields, 1, false);
 }
 
 Tag Decoder::read_published() {
-  view_ = reader_.sized();
-  far_.reset();
+  value_.view = reader_.sized();
+  value_.far.reset();
   const auto count = reader_.count(2);
-  parts_.clear();
+  value_.parts.clear();
   for (std::uint64_t i = 0; i < count; ++i) {
     const auto offset = reader_.varint();
     const auto bytes = reader_.varint();
-    parts_.push_back({offset, bytes});
+    value_.parts.push_back({offset, bytes});
   }
   const auto index = count != 0 ? reader_.varint() : 0;
   if (checked(Tag::published) == Tag::invalid) return Tag::invalid;
@@ -313,7 +313,7 @@ Tag Decoder::read_published() {
     uses_[index] = Use::bytes;
   }
   std::uint64_t end = 0;
-  for (const auto& part : parts_) {
+  for (const auto& part : value_.parts) {
     // Overlapping parts could make the receiver copy the same bytes many times for a short message.
     if (part.offset < end || part.offset % PublishedPart::alignment != 0 || part.offset > buffers_[index].bytes ||
         part.bytes > buffers_[index].bytes - part.offset) {
@@ -321,8 +321,8 @@ Tag Decoder::read_published() {
     }
     end = part.offset + part.bytes;
   }
-  buffer_ = static_cast<std::uint32_t>(index);
-  number_ = numbers_++;
+  value_.buffer = static_cast<std::uint32_t>(index);
+  value_.number = numbers_++;
   return Tag::published;
 }
 
@@ -335,7 +335,7 @@ Tag Decoder::read_again() {
       return fail("has a value that holds itself by other means than lists and dicts");
     }
   }
-  referred_ = static_cast<std::uint32_t>(number);
+  value_.referred = static_cast<std::uint32_t>(number);
   return Tag::again;
 }
 

@@ -41,20 +41,20 @@ class Decoder {
   }
 
   Tag next() {
-    number_ = unnumbered;
+    value_.number = unnumbered;
     if (reader_.empty()) [[unlikely]] {
       return fail("ends where a value should be");
     }
     const auto first = reader_.get<std::uint8_t>();
     if (first >= short_form::integer) {
-      integer_ = first - short_form::integer_zero;
+      value_.integer = first - short_form::integer_zero;
       return Tag::integer;
     }
     if (first >= short_form::list) return enter(Tag::list, first - short_form::list, 1, true);
     if (first >= short_form::tuple) return enter(Tag::tuple, first - short_form::tuple, 1, false);
     if (first >= short_form::text) {
-      view_ = reader_.raw(first - short_form::text);
-      far_.reset();
+      value_.view = reader_.raw(first - short_form::text);
+      value_.far.reset();
       return checked(Tag::text);
     }
     switch (static_cast<Tag>(first)) {
@@ -64,11 +64,11 @@ class Decoder {
         return static_cast<Tag>(first);
       case Tag::integer: {
         const auto bits = reader_.varint();
-        integer_ = static_cast<std::int64_t>(bits >> 1) ^ -static_cast<std::int64_t>(bits & 1);
+        value_.integer = static_cast<std::int64_t>(bits >> 1) ^ -static_cast<std::int64_t>(bits & 1);
         return checked(Tag::integer);
       }
       case Tag::real:
-        real_ = reader_.get<double>();
+        value_.real = reader_.get<double>();
         return checked(Tag::real);
       default:
         return composite(static_cast<Tag>(first));
@@ -86,59 +86,61 @@ class Decoder {
 
   // ---- the value that next() has read; each comment begins with the tags for which the getter is valid
   /// integer.
-  [[nodiscard]] std::int64_t integer() const noexcept { return integer_; }
+  [[nodiscard]] std::int64_t integer() const noexcept { return value_.integer; }
   /// real, complex.
-  [[nodiscard]] double real() const noexcept { return real_; }
-  [[nodiscard]] double imaginary() const noexcept { return imaginary_; }
+  [[nodiscard]] double real() const noexcept { return value_.real; }
+  [[nodiscard]] double imaginary() const noexcept { return value_.imaginary; }
   /// text, bytes, bytearray: the bytes. big_integer: the magnitude, little-endian. array: the elements. pickled: the
   /// stream. device: its text. published: the payload. The view lies in the payload, or in the buffer far(), which is
   /// in host memory.
-  [[nodiscard]] ByteView view() const noexcept { return view_; }
-  [[nodiscard]] std::string_view text() const noexcept { return text_of(view_); }
+  [[nodiscard]] ByteView view() const noexcept { return value_.view; }
+  [[nodiscard]] std::string_view text() const noexcept { return text_of(value_.view); }
   /// Returns the index of the buffer that view() is the whole of; nullopt if view() lies in the payload. The caller may
   /// keep the buffer's owner, and so the bytes, without a copy.
-  [[nodiscard]] std::optional<std::uint32_t> far() const noexcept { return far_; }
+  [[nodiscard]] std::optional<std::uint32_t> far() const noexcept { return value_.far; }
   /// big_integer.
-  [[nodiscard]] bool negative() const noexcept { return negative_; }
+  [[nodiscard]] bool negative() const noexcept { return value_.negative; }
   /// The number of values that follow before leave(). tuple, list, set, frozenset: the values. dict: the pairs. record:
   /// the fields. pickled, sparse: the parts. All containers together announce no more values than the payload has
   /// bytes.
-  [[nodiscard]] std::size_t count() const noexcept { return count_; }
+  [[nodiscard]] std::size_t count() const noexcept { return value_.count; }
   /// The number of a value that `again` may name later, else `unnumbered`. The caller keeps such values in a table by
   /// number: a list or dict before it reads the values inside, all others when they are complete.
-  [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
+  [[nodiscard]] std::uint32_t number() const noexcept { return value_.number; }
   /// again: the number of a value that has begun before. It is complete, unless it is a list or dict.
-  [[nodiscard]] std::uint32_t referred() const noexcept { return referred_; }
+  [[nodiscard]] std::uint32_t referred() const noexcept { return value_.referred; }
   /// The count of numbers assigned so far.
   [[nodiscard]] std::uint32_t numbers() const noexcept { return numbers_; }
   /// tensor: a layout that has passed validate() for buffers()[buffer()]. The tensor is on that buffer's device, which
   /// may differ from the layout's.
-  [[nodiscard]] const TensorLayout& tensor() const noexcept { return tensor_; }
-  [[nodiscard]] std::uint32_t buffer() const noexcept { return buffer_; }
+  [[nodiscard]] const TensorLayout& tensor() const noexcept { return value_.tensor; }
+  [[nodiscard]] std::uint32_t buffer() const noexcept { return value_.buffer; }
   /// sparse. The Decoder does not check that the parts fit together: the code that makes the tensor does.
-  [[nodiscard]] const SparseLayout& sparse() const noexcept { return sparse_; }
+  [[nodiscard]] const SparseLayout& sparse() const noexcept { return value_.sparse; }
   /// array: the layout, which has passed validate() for the bytes of view().
-  [[nodiscard]] const ArrayLayout& array() const noexcept { return array_; }
-  [[nodiscard]] const ReferenceRecord& reference() const noexcept { return reference_; }
+  [[nodiscard]] const ArrayLayout& array() const noexcept { return value_.array; }
+  [[nodiscard]] const ReferenceRecord& reference() const noexcept { return value_.reference; }
   /// published: the value's buffers, as parts of buffers()[buffer()], which exists if there are parts. They are in
   /// order, disjoint, aligned, and inside that buffer. The caller reads the payload, view(), with another Decoder.
-  [[nodiscard]] std::span<const PublishedPart> parts() const noexcept { return parts_; }
+  [[nodiscard]] std::span<const PublishedPart> parts() const noexcept { return value_.parts; }
   /// record. If schema() is not 0, it stands for the name.
-  [[nodiscard]] RecordKind record_kind() const noexcept { return record_kind_; }
-  [[nodiscard]] std::string_view record_name() const noexcept { return record_name_; }
-  [[nodiscard]] std::uint32_t schema() const noexcept { return schema_; }
+  [[nodiscard]] RecordKind record_kind() const noexcept { return value_.record_kind; }
+  [[nodiscard]] std::string_view record_name() const noexcept { return value_.record_name; }
+  [[nodiscard]] std::uint32_t schema() const noexcept { return value_.schema; }
   /// pickled: the out-of-band buffers of the pickle, in order.
   struct PickleBuffer {
     ByteView bytes;
     std::optional<std::uint32_t> far;  // the index of the message's buffer that `bytes` is the whole of
     bool read_only = false;
   };
-  [[nodiscard]] std::span<const PickleBuffer> pickle_buffers() const noexcept { return pickle_buffers_; }
+  [[nodiscard]] std::span<const PickleBuffer> pickle_buffers() const noexcept { return value_.pickle_buffers; }
   /// dtype; layout; memory_format; size.
-  [[nodiscard]] DType dtype() const noexcept { return static_cast<DType>(leaf_); }
-  [[nodiscard]] LayoutNumber layout() const noexcept { return static_cast<LayoutNumber>(leaf_); }
-  [[nodiscard]] MemoryFormatNumber memory_format() const noexcept { return static_cast<MemoryFormatNumber>(leaf_); }
-  [[nodiscard]] std::span<const std::int64_t> size() const noexcept { return tensor_.sizes; }
+  [[nodiscard]] DType dtype() const noexcept { return static_cast<DType>(value_.leaf); }
+  [[nodiscard]] LayoutNumber layout() const noexcept { return static_cast<LayoutNumber>(value_.leaf); }
+  [[nodiscard]] MemoryFormatNumber memory_format() const noexcept {
+    return static_cast<MemoryFormatNumber>(value_.leaf);
+  }
+  [[nodiscard]] std::span<const std::int64_t> size() const noexcept { return value_.tensor.sizes; }
 
   // ---- raw numbers, texts and wire records, for envelopes
   std::uint8_t raw_u8() { return checked_raw(reader_.get<std::uint8_t>()); }
@@ -186,9 +188,9 @@ class Decoder {
       return fail("announces more values than it has bytes");
     }
     announceable_ -= count * width;
-    count_ = static_cast<std::size_t>(count);
-    number_ = numbers_++;
-    open_[depth_++] = {number_, may_hold_itself};
+    value_.count = static_cast<std::size_t>(count);
+    value_.number = numbers_++;
+    open_[depth_++] = {value_.number, may_hold_itself};
     return tag;
   }
   Tag composite(Tag tag);
@@ -221,26 +223,30 @@ class Decoder {
   std::size_t failed_at_ = 0;
   std::string detail_;
 
-  std::uint32_t number_ = unnumbered;
-  std::int64_t integer_ = 0;
-  double real_ = 0;
-  double imaginary_ = 0;
-  ByteView view_;
-  std::optional<std::uint32_t> far_;
-  bool negative_ = false;
-  std::size_t count_ = 0;
-  std::uint32_t referred_ = 0;
-  std::uint32_t buffer_ = 0;
-  TensorLayout tensor_;
-  SparseLayout sparse_;
-  ArrayLayout array_;
-  ReferenceRecord reference_;
-  std::vector<PublishedPart> parts_;
-  RecordKind record_kind_{};
-  std::string_view record_name_;
-  std::uint32_t schema_ = 0;
-  std::vector<PickleBuffer> pickle_buffers_;
-  std::uint8_t leaf_ = 0;
+  /// What next() has read last: of its tag, the others are of earlier values.
+  struct Value {
+    std::uint32_t number = unnumbered;
+    std::int64_t integer = 0;
+    double real = 0;
+    double imaginary = 0;
+    ByteView view;
+    std::optional<std::uint32_t> far;
+    bool negative = false;
+    std::size_t count = 0;
+    std::uint32_t referred = 0;
+    std::uint32_t buffer = 0;
+    TensorLayout tensor;
+    SparseLayout sparse;
+    ArrayLayout array;
+    ReferenceRecord reference;
+    std::vector<PublishedPart> parts;
+    RecordKind record_kind{};
+    std::string_view record_name;
+    std::uint32_t schema = 0;
+    std::vector<PickleBuffer> pickle_buffers;
+    std::uint8_t leaf = 0;
+  };
+  Value value_;
   std::array<OpenContainer, max_depth> open_;  // the first depth_ are set
 };
 
