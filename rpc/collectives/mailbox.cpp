@@ -72,11 +72,14 @@ Status Mailbox::error_of_rank(const Status& status, std::size_t rank) const {
 }
 
 Status Mailbox::ended(std::size_t rank, const LetterKey& key) const {
-  if (!failed_.ok()) return failed_;
-  if (!key.by_tag) return steps_ended_;
-  if (rank == any_rank) return !left_.empty() && left_.size() + 1 >= names_.size() ? left_.begin()->second : Status();
-  const auto it = left_.find(rank);
-  return it == left_.end() ? Status() : it->second;
+  if (!endings_.all.ok()) return endings_.all;
+  if (!key.by_tag) return endings_.steps;
+  if (rank == any_rank)
+    return !endings_.with_rank.empty() && endings_.with_rank.size() + 1 >= names_.size()
+               ? endings_.with_rank.begin()->second
+               : Status();
+  const auto it = endings_.with_rank.find(rank);
+  return it == endings_.with_rank.end() ? Status() : it->second;
 }
 
 Status Mailbox::withdrawn(const Status& why) const {
@@ -110,7 +113,7 @@ std::shared_ptr<Delivery> Mailbox::post(std::size_t to, LetterKey key, std::span
     const std::lock_guard lock(mutex_);
     failed = ended(to, key);
     if (key.by_tag) posted.sequence = sent_[{to, key}].next_sent++;
-    left = fetched && !key.by_tag && gone_.contains(to);
+    left = fetched && !key.by_tag && endings_.gone.contains(to);
     if (failed.ok() && fetched && !left) {
       const Address address{to, key, posted.sequence};
       offers_.emplace(address, Offer{data, delivery});
@@ -250,7 +253,7 @@ std::shared_ptr<Delivery> Mailbox::receive(std::size_t from, LetterKey key, std:
     if (why.ok() || key.by_tag) {  // a send that has arrived is received after the end, too
       Receiver receiver{from, key, 0, destination, most, delivery, dtype};
       if (from != any_rank) receiver.sequence = lines_[{from, key}].next_claimed++;
-      receivers_.push_back(std::move(receiver));
+      receives_.waiting.push_back(std::move(receiver));
     }
   }
   run_matches();
@@ -266,7 +269,7 @@ std::shared_ptr<Delivery> Mailbox::receive_exactly(std::size_t from, std::uint64
   {
     const std::lock_guard lock(mutex_);
     failed = ended(from, receiver.key);
-    if (failed.ok()) under_way_.emplace(receiver.delivery.get(), receiver.delivery);
+    if (failed.ok()) receives_.writing.emplace(receiver.delivery.get(), receiver.delivery);
   }
   if (failed.ok()) {
     fetch(receiver, {from, {}, bytes, true});
@@ -288,7 +291,7 @@ Status Mailbox::deliver(const Posted& posted, Buffer data) {
                                 [of = unreceived_, from = posted.from, bytes](void*) { (*of)[from] -= bytes; });
   {
     const std::lock_guard lock(mutex_);
-    if (posted.by_tag ? !failed_.ok() && !keeps_arrived_
+    if (posted.by_tag ? !endings_.all.ok() && !endings_.keeps_arrived
                       : !ended(posted.from, {false, posted.number}).ok() || posted.number <= forgotten_) {
       return {};
     }
@@ -302,7 +305,7 @@ Status Mailbox::deliver(const Posted& posted, Buffer data) {
 
 std::optional<std::pair<Mailbox::Receiver, Mailbox::Arrived>> Mailbox::match() {
   const std::lock_guard lock(mutex_);
-  for (auto it = receivers_.begin(); it != receivers_.end(); ++it) {
+  for (auto it = receives_.waiting.begin(); it != receives_.waiting.end(); ++it) {
     for (std::size_t from = 0; from < names_.size(); ++from) {
       if (it->from != any_rank && it->from != from) continue;
       const auto line = lines_.find({from, it->key});
@@ -316,8 +319,8 @@ std::optional<std::pair<Mailbox::Receiver, Mailbox::Arrived>> Mailbox::match() {
       out.first.sequence = sequence;
       line->second.arrived.erase(found);
       if (!it->key.by_tag) lines_.erase(line);  // a step comes once
-      under_way_.emplace(it->delivery.get(), it->delivery);
-      receivers_.erase(it);
+      receives_.writing.emplace(it->delivery.get(), it->delivery);
+      receives_.waiting.erase(it);
       return out;
     }
   }
@@ -333,7 +336,7 @@ void Mailbox::take(const Receiver& receiver, Arrived arrived) {
   const auto end = [&](Status status) {
     {
       const std::lock_guard lock(mutex_);
-      under_way_.erase(receiver.delivery.get());
+      receives_.writing.erase(receiver.delivery.get());
     }
     receiver.delivery->complete(std::move(status), letter);
   };
@@ -402,7 +405,7 @@ void Mailbox::fetch(const Receiver& receiver, const Letter& letter) {
   {
     const std::lock_guard lock(mutex_);
     failed = !ended(letter.from, receiver.key).ok();
-    fetching_.emplace(receiver.delivery.get(), Fetch{call, by_tag});
+    receives_.fetching.emplace(receiver.delivery.get(), Fetch{call, by_tag});
   }
   if (failed) call.cancel();  // fail() or leave() has not seen the call
   call.on_done([self = shared_from_this(), delivery = receiver.delivery, destination = receiver.destination,
@@ -418,8 +421,8 @@ void Mailbox::fetch(const Receiver& receiver, const Letter& letter) {
     self->tell_taken(letter.from, key, sequence);
     {
       const std::lock_guard lock(self->mutex_);
-      self->fetching_.erase(delivery.get());
-      self->under_way_.erase(delivery.get());
+      self->receives_.fetching.erase(delivery.get());
+      self->receives_.writing.erase(delivery.get());
     }
     delivery->complete(std::move(status), letter);
   });
@@ -444,16 +447,16 @@ void Mailbox::withdraw(const std::shared_ptr<Delivery>& delivery, const Status& 
   bool touched = false;
   {
     const std::lock_guard lock(mutex_);
-    const auto waiting =
-        std::find_if(receivers_.begin(), receivers_.end(), [&](const auto& each) { return each.delivery == delivery; });
-    if (waiting != receivers_.end()) {
+    const auto waiting = std::find_if(receives_.waiting.begin(), receives_.waiting.end(),
+                                      [&](const auto& each) { return each.delivery == delivery; });
+    if (waiting != receives_.waiting.end()) {
       if (waiting->from != any_rank) {  // later receives take what this one would have taken
         --lines_[{waiting->from, waiting->key}].next_claimed;
-        for (auto it = std::next(waiting); it != receivers_.end(); ++it) {
+        for (auto it = std::next(waiting); it != receives_.waiting.end(); ++it) {
           if (it->from == waiting->from && it->key == waiting->key) --it->sequence;
         }
       }
-      receivers_.erase(waiting);
+      receives_.waiting.erase(waiting);
     }
     const auto offered = std::find_if(offers_.begin(), offers_.end(),
                                       [&](const auto& each) { return each.second.delivery == delivery; });
@@ -467,8 +470,8 @@ void Mailbox::withdraw(const std::shared_ptr<Delivery>& delivery, const Status& 
         offer = {.data = {}, .delivery = nullptr, .withdrawn = why};
       }
     }
-    touched = touched || under_way_.contains(delivery.get());
-    if (const auto it = fetching_.find(delivery.get()); it != fetching_.end()) call = it->second.call;
+    touched = touched || receives_.writing.contains(delivery.get());
+    if (const auto it = receives_.fetching.find(delivery.get()); it != receives_.fetching.end()) call = it->second.call;
   }
   if (call) call.cancel();
   if (touched) return delivery->wait_for_end();
@@ -480,7 +483,7 @@ void Mailbox::let_go(std::size_t rank) {
   Over sent;
   {
     const std::lock_guard lock(mutex_);
-    gone_.insert(rank);
+    endings_.gone.insert(rank);
     take_unread([rank](const Address& address) { return address.to == rank && !address.key.by_tag; }, sent);
   }
   sent.complete({});
@@ -488,11 +491,11 @@ void Mailbox::let_go(std::size_t rank) {
 
 bool Mailbox::has_left(std::size_t rank) const {
   const std::lock_guard lock(mutex_);
-  return gone_.contains(rank);
+  return endings_.gone.contains(rank);
 }
 
 void Mailbox::take_ended(Over& out) {
-  std::erase_if(receivers_, [&](Receiver& receiver) {
+  std::erase_if(receives_.waiting, [&](Receiver& receiver) {
     if (ended(receiver.from, receiver.key).ok()) return false;
     // Later receives take what these would have taken.
     if (receiver.from != any_rank) --lines_[{receiver.from, receiver.key}].next_claimed;
@@ -507,13 +510,13 @@ void Mailbox::leave(std::size_t rank, const Status& why) {
   std::vector<Reply> asked;
   {
     const std::lock_guard lock(mutex_);
-    gone_.insert(rank);
-    if (!left_.emplace(rank, why).second || !failed_.ok()) return;
-    if (steps_ended_.ok()) steps_ended_ = why;
+    endings_.gone.insert(rank);
+    if (!endings_.with_rank.emplace(rank, why).second || !endings_.all.ok()) return;
+    if (endings_.steps.ok()) endings_.steps = why;
     asked_.take_all(asked);
     take_ended(over);
     take_unread([rank](const Address& address) { return address.to == rank || !address.key.by_tag; }, over);
-    for (const auto& [delivery, fetch] : fetching_) {
+    for (const auto& [delivery, fetch] : receives_.fetching) {
       if (!fetch.by_tag) calls.push_back(fetch.call);
     }
     std::erase_if(lines_, [](const auto& line) { return !line.first.second.by_tag; });
@@ -529,15 +532,15 @@ void Mailbox::fail(const Status& why, bool keep_arrived) {
   std::vector<Reply> asked;
   {
     const std::lock_guard lock(mutex_);
-    keeps_arrived_ = keeps_arrived_ && keep_arrived;
-    if (failed_.ok()) {
-      failed_ = why;
+    endings_.keeps_arrived = endings_.keeps_arrived && keep_arrived;
+    if (endings_.all.ok()) {
+      endings_.all = why;
       asked_.take_all(asked);
       take_ended(over);
       take_unread([](const Address&) { return true; }, over);
-      for (const auto& [delivery, fetch] : fetching_) calls.push_back(fetch.call);
+      for (const auto& [delivery, fetch] : receives_.fetching) calls.push_back(fetch.call);
     }
-    std::erase_if(lines_, [this](const auto& line) { return !keeps_arrived_ || !line.first.second.by_tag; });
+    std::erase_if(lines_, [this](const auto& line) { return !endings_.keeps_arrived || !line.first.second.by_tag; });
   }
   for (auto& call : calls) call.cancel();
   for (auto& reply : asked) reply.fail(withdrawn(why));

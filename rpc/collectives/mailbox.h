@@ -196,22 +196,29 @@ class Mailbox final : public std::enable_shared_from_this<Mailbox> {
   const std::vector<std::string> names_;
   std::vector<std::size_t> shown_;
   mutable std::mutex mutex_;
-  std::set<std::size_t> gone_;                                               // ranks that have left
   const std::shared_ptr<std::vector<std::atomic<std::size_t>>> unreceived_;  // bytes, by rank
   std::map<std::pair<std::size_t, LetterKey>, Line> lines_, sent_;
-  std::list<Receiver> receivers_;
   std::map<Address, Offer> offers_;  // data that the receivers fetch
   AskedData asked_;
-  std::map<const Delivery*, std::shared_ptr<Delivery>> under_way_;  // receives that write their memory now
   struct Fetch {
     Call call;
     bool by_tag = false;
   };
-  std::map<const Delivery*, Fetch> fetching_;
+  struct Receives {
+    std::list<Receiver> waiting;
+    std::map<const Delivery*, std::shared_ptr<Delivery>> writing;  // to their memory now
+    std::map<const Delivery*, Fetch> fetching;
+  };
+  Receives receives_;
   std::uint64_t forgotten_ = 0;
-  Status failed_, steps_ended_;
-  bool keeps_arrived_ = true;
-  std::map<std::size_t, Status> left_;  // why the transfers with the ranks that have left end
+  /// Why transfers end.
+  struct Endings {
+    Status all, steps;
+    bool keeps_arrived = true;
+    std::map<std::size_t, Status> with_rank;  // ranks that have left
+    std::set<std::size_t> gone;               // ranks that have left, or are leaving
+  };
+  Endings endings_;
 };
 
 }  // namespace tensorferry::collectives
