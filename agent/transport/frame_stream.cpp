@@ -36,8 +36,9 @@ void FrameStream::complete_all(std::vector<Written>& written) {
   }
 }
 
-FrameStream::FrameStream(std::unique_ptr<StreamPort> port, Use use)
-    : port_(std::move(port)), use_(use), in_(new std::byte[input_bytes]) {}
+FrameStream::FrameStream(std::unique_ptr<StreamPort> port, Use use) : port_(std::move(port)), use_(use) {
+  read_.in.reset(new std::byte[input_bytes]);
+}
 
 FrameStream::FrameStream(FileDescriptor socket, bool local, Use use)
     : FrameStream(std::make_unique<SocketPort>(std::move(socket), local), use) {}
@@ -208,7 +209,7 @@ FrameStream::Progress FrameStream::read_some(FrameSink& sink) try {
     return Progress::closed;
   }
   if (got == 0) {
-    const bool between = begin_ == end_ && behind_.empty() && unclaimed_ == 0;
+    const bool between = read_.begin == read_.end && read_.behind.empty() && read_.unclaimed == 0;
     close({Code::connection_lost,
            between ? "the peer closed the connection" : "the peer closed the connection in the middle of a frame"});
     return Progress::closed;
@@ -225,9 +226,9 @@ FrameStream::Progress FrameStream::read_some(FrameSink& sink) try {
 /// buffer, a wake-up per packet would cost more than reading it. A unix socket has no such mark.
 void FrameStream::set_low_water_mark() {
   if (local() || use_ != Use::bulk) return;
-  const auto left = behind_.empty() ? 1 : behind_.front().destination.bytes - behind_.front().done;
+  const auto left = read_.behind.empty() ? 1 : read_.behind.front().destination.bytes - read_.behind.front().done;
   const auto mark = static_cast<int>(std::clamp<std::size_t>(left, 1, low_water_bytes));
-  if (mark != std::exchange(low_water_mark_, mark)) port_->set_low_water_mark(mark);
+  if (mark != std::exchange(read_.low_water_mark, mark)) port_->set_low_water_mark(mark);
 }
 
 bool FrameStream::wait_readable(std::chrono::milliseconds patience) {
@@ -241,110 +242,112 @@ std::ptrdiff_t FrameStream::receive() {
   std::array<iovec, max_iovecs> iov{};
   std::size_t count = 0;
   std::size_t direct = 0;
-  for (auto it = behind_.begin(); it != behind_.end() && count < iov.size() - 1; ++it) {
+  for (auto it = read_.behind.begin(); it != read_.behind.end() && count < iov.size() - 1; ++it) {
     if (it->destination.data == nullptr) break;  // these bytes go to the input buffer and are dropped there
     iov[count++] = {it->destination.data + it->done, it->destination.bytes - it->done};
     direct += it->destination.bytes - it->done;
   }
-  if (begin_ == end_) begin_ = end_ = 0;
-  if (begin_ != 0 && end_ == input_bytes) {
-    std::memmove(in_.get(), in_.get() + begin_, end_ - begin_);
-    end_ -= begin_;
-    begin_ = 0;
+  if (read_.begin == read_.end) read_.begin = read_.end = 0;
+  if (read_.begin != 0 && read_.end == input_bytes) {
+    std::memmove(read_.in.get(), read_.in.get() + read_.begin, read_.end - read_.begin);
+    read_.end -= read_.begin;
+    read_.begin = 0;
   }
-  std::size_t room = input_bytes - end_;
+  std::size_t room = input_bytes - read_.end;
   if (use_ == Use::bulk) {
-    const bool dropping = !behind_.empty() && behind_.front().destination.data == nullptr;
-    const auto dropped = dropping ? behind_.front().destination.bytes - behind_.front().done : unclaimed_;
+    const bool dropping = !read_.behind.empty() && read_.behind.front().destination.data == nullptr;
+    const auto dropped =
+        dropping ? read_.behind.front().destination.bytes - read_.behind.front().done : read_.unclaimed;
     if (direct != 0)
       room = 0;
     else if (dropped != 0)
       room = std::min<std::size_t>(room, dropped);
     else
-      room = wire::Header::size - (end_ - begin_);
+      room = wire::Header::size - (read_.end - read_.begin);
   }
-  if (room != 0) iov[count++] = {in_.get() + end_, room};
+  if (room != 0) iov[count++] = {read_.in.get() + read_.end, room};
 
-  const auto got = port_->read({iov.data(), count}, descriptors_, max_descriptors);
+  const auto got = port_->read({iov.data(), count}, read_.descriptors, max_descriptors);
   if (got <= 0) return got;
   const auto straight = std::min(static_cast<std::size_t>(got), direct);
-  end_ += static_cast<std::size_t>(got) - straight;
+  read_.end += static_cast<std::size_t>(got) - straight;
   land(straight);
   return got;
 }
 
 /// Counts `bytes` more bytes as arrived in the destinations, and completes those that are full.
 void FrameStream::land(std::size_t bytes) {
-  while (!behind_.empty()) {
-    auto& front = behind_.front();
+  while (!read_.behind.empty()) {
+    auto& front = read_.behind.front();
     const auto some = std::min(bytes, front.destination.bytes - front.done);
     front.done += some;
     bytes -= some;
     if (front.done < front.destination.bytes) return;
     auto landed = std::move(front.landed);
-    behind_.pop_front();
+    read_.behind.pop_front();
     complete(std::move(landed), {});
   }
 }
 
 /// Moves buffered bytes to their destinations and drops unclaimed ones. Returns true if the next byte begins a frame.
 bool FrameStream::fill_behind() {
-  while (!behind_.empty()) {
-    auto& front = behind_.front();
-    const auto some = std::min(end_ - begin_, front.destination.bytes - front.done);
+  while (!read_.behind.empty()) {
+    auto& front = read_.behind.front();
+    const auto some = std::min(read_.end - read_.begin, front.destination.bytes - front.done);
     if (some != 0 && front.destination.data != nullptr) {
-      std::memcpy(front.destination.data + front.done, in_.get() + begin_, some);
+      std::memcpy(front.destination.data + front.done, read_.in.get() + read_.begin, some);
     }
-    begin_ += some;
+    read_.begin += some;
     const bool whole = front.done + some == front.destination.bytes;
     land(some);
     if (!whole) return false;
   }
-  const auto dropped = std::min<std::uint64_t>(end_ - begin_, unclaimed_);
-  begin_ += dropped;
-  unclaimed_ -= dropped;
-  return unclaimed_ == 0;
+  const auto dropped = std::min<std::uint64_t>(read_.end - read_.begin, read_.unclaimed);
+  read_.begin += dropped;
+  read_.unclaimed -= dropped;
+  return read_.unclaimed == 0;
 }
 
 /// Passes every complete frame in the input buffer to `sink`. Returns a value if read_some() must return it.
 std::optional<FrameStream::Progress> FrameStream::parse(FrameSink& sink) {
   while (!closed()) {
     if (!fill_behind()) return std::nullopt;
-    const ByteView bytes(in_.get() + begin_, end_ - begin_);
+    const ByteView bytes(read_.in.get() + read_.begin, read_.end - read_.begin);
     if (bytes.size() < wire::Header::size) return std::nullopt;
     const auto header = wire::Header::decode(bytes.first(wire::Header::size));
     Status error = header.status();
     if (error.ok() && header->length > bytes.size() - wire::Header::size) {
       if (use_ == Use::calls) {
-        // The whole frame must fit between begin_ and the end of the buffer.
-        if (begin_ + wire::Header::size + header->length > input_bytes) {
-          std::memmove(in_.get(), in_.get() + begin_, bytes.size());
-          begin_ = 0;
-          end_ = bytes.size();
+        // The whole frame must fit between its begin and the end of the buffer.
+        if (read_.begin + wire::Header::size + header->length > input_bytes) {
+          std::memmove(read_.in.get(), read_.in.get() + read_.begin, bytes.size());
+          read_.begin = 0;
+          read_.end = bytes.size();
         }
         return std::nullopt;
       }
       error = {Code::protocol_error, "malformed frame: it has a body on a bulk connection"};
     }
-    const bool dropped = error.ok() && header->descriptors > 0 && !descriptors_.empty() && !descriptors_.front();
-    if (error.ok() && !dropped && header->descriptors > descriptors_.size()) {
+    const bool dropped =
+        error.ok() && header->descriptors > 0 && !read_.descriptors.empty() && !read_.descriptors.front();
+    if (error.ok() && !dropped && header->descriptors > read_.descriptors.size()) {
       error = {Code::protocol_error, "malformed frame: it names file descriptors that did not arrive"};
     }
     if (error.ok()) {
       Descriptors descriptors;
       const std::ptrdiff_t taken_ones = dropped ? 1 : header->descriptors;
       for (std::ptrdiff_t i = 0; i < taken_ones && !dropped; ++i)
-        descriptors.push_back(std::move(descriptors_[static_cast<std::size_t>(i)]));
-      descriptors_.erase(descriptors_.begin(), descriptors_.begin() + taken_ones);
-      unclaimed_ = header->trailing;
+        descriptors.push_back(std::move(read_.descriptors[static_cast<std::size_t>(i)]));
+      read_.descriptors.erase(read_.descriptors.begin(), read_.descriptors.begin() + taken_ones);
+      read_.unclaimed = header->trailing;
       const auto taken =
           sink.on_frame(*this, *header, bytes.subspan(wire::Header::size, header->length), std::move(descriptors));
       if (taken.ok()) {
         if (*taken == FrameSink::Taken::hold) {
-          unclaimed_ = 0;
+          read_.unclaimed = 0;
           return Progress::held;
         }
-        begin_ += wire::Header::size + header->length;
+        read_.begin += wire::Header::size + header->length;
         continue;
       }
       error = taken.status();
@@ -356,12 +359,12 @@ std::optional<FrameStream::Progress> FrameStream::parse(FrameSink& sink) {
 }
 
 void FrameStream::read(Buffer destination, Completion landed) {
-  if (destination.bytes > unclaimed_) {
-    unclaimed_ = 0;
+  if (destination.bytes > read_.unclaimed) {
+    read_.unclaimed = 0;
     return complete(std::move(landed), {Code::protocol_error, "fewer bytes follow the frame than its buffers have"});
   }
-  unclaimed_ -= destination.bytes;
-  behind_.push_back({std::move(destination), 0, std::move(landed)});
+  read_.unclaimed -= destination.bytes;
+  read_.behind.push_back({std::move(destination), 0, std::move(landed)});
 }
 
 void FrameStream::close(Status status) {
@@ -387,9 +390,9 @@ void FrameStream::close(Status status) {
 
 void FrameStream::fail_reads() {
   const auto why = status();
-  while (!behind_.empty()) {
-    auto landed = std::move(behind_.front().landed);
-    behind_.pop_front();
+  while (!read_.behind.empty()) {
+    auto landed = std::move(read_.behind.front().landed);
+    read_.behind.pop_front();
     complete(std::move(landed), why);
   }
 }

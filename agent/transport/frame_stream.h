@@ -111,7 +111,7 @@ class FrameStream final {
   /// Only inside on_frame. Completes with ProtocolError if fewer bytes stand behind the frame.
   void read(Buffer destination, Completion landed);
   /// Returns how many bytes behind the frame no read() has asked for. Only inside on_frame.
-  [[nodiscard]] std::uint64_t unclaimed() const noexcept { return unclaimed_; }
+  [[nodiscard]] std::uint64_t unclaimed() const noexcept { return read_.unclaimed; }
 
   /// Ends both directions and completes the unsent parts. The first status stays; later calls do nothing. Any thread.
   /// If a thread is reading, that thread completes the destinations in its end_read().
@@ -174,13 +174,16 @@ class FrameStream final {
   std::atomic<bool> closed_{false};
   std::atomic<bool> reading_{false};
 
-  // Only for the thread that has the right to read.
-  std::unique_ptr<std::byte[]> in_;
-  std::size_t begin_ = 0, end_ = 0;
-  std::deque<Incoming> behind_;
-  std::uint64_t unclaimed_ = 0;  // trailing bytes of the current frame that no read() asked for: dropped after behind_
-  std::vector<FileDescriptor> descriptors_;  // an empty one stands for all of a frame, which the system has dropped
-  int low_water_mark_ = 1;                   // SO_RCVLOWAT
+  /// Only for the thread that has the right to read.
+  struct Reading {
+    std::unique_ptr<std::byte[]> in;
+    std::size_t begin = 0, end = 0;
+    std::deque<Incoming> behind;
+    std::uint64_t unclaimed = 0;  // trailing bytes of the frame that no read() asked for: dropped after `behind`
+    std::vector<FileDescriptor> descriptors;  // an empty one stands for all of a frame, which the system has dropped
+    int low_water_mark = 1;                   // SO_RCVLOWAT
+  };
+  Reading read_;
 };
 
 }  // namespace tensorferry
