@@ -195,8 +195,8 @@ void Connections::bound_controls(const Stream& stream) {
   constexpr std::size_t most_unsent = std::size_t{1} << 16;  // while the connection is being dialled
   const auto bytes = stream ? stream->unwritten() : 0;
   const bool unread = bytes > most_bytes && bytes - most_bytes > around_.options.max_bytes_in_flight;
-  if (closed() || refused_controls_ || (!unread && unsent_.controls.size() < most_unsent)) return;
-  refused_controls_ = true;
+  if (closed() || unsent_.refused_controls || (!unread && unsent_.controls.size() < most_unsent)) return;
+  unsent_.refused_controls = true;
   // By way of the pool, because channels send messages while they hold locks.
   around_.pool.submit([this, held = around_.link.hold()] {
     around_.link.fail(

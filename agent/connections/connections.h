@@ -326,7 +326,6 @@ class Connections final {
   std::string dial_progress_;
   Status status_;
   std::vector<Stream> writing_;  // streams whose writes a pool thread finishes
-  bool refused_controls_ = false;
 
   Liveness liveness_;  // used by the reactor thread alone
 };

@@ -24,6 +24,7 @@ struct UnsentCall {
 struct UnsentMessages {
   std::list<UnsentCall> calls;  // a list, because calls are taken out also when there is no memory
   std::deque<std::pair<Bytes, Descriptors>> controls;
+  bool refused_controls = false;                           // the link ends, because the peer does not read them
   std::list<std::pair<Bytes, FrameStream::Part>> buffers;  // each with its bulk frame; a list for the same reason
 
   /// Takes out the calls for which `wanted(call)` is true.

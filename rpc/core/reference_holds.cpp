@@ -23,7 +23,7 @@ Status gone(const AgentId& owner) {
 std::shared_ptr<Reference> References::begin_creation(const AgentId& owner, std::string type_hint) {
   Transaction transaction(*this);
   if (owner.incarnation == self_.incarnation) {
-    const auto number = ++last_object_;
+    const auto number = ++last_.object;
     const RRefId id{self_.incarnation, number, nonce_of(self_.incarnation, number)};
     if (!closed_) {
       objects_[id].locals = 2;  // the handle, and the creation until end_creation()
@@ -31,7 +31,7 @@ std::shared_ptr<Reference> References::begin_creation(const AgentId& owner, std:
     }
     return local_handle(id, std::move(type_hint));
   }
-  Creation ids{{self_.incarnation, 0}, {self_.incarnation, ++last_fork_}};
+  Creation ids{{self_.incarnation, 0}, {self_.incarnation, ++last_.fork}};
   if (!closed_) {
     const bool dead = dead_.contains(owner.incarnation);
     if (!dead) ids.object.counter = ++peer_of(owner).objects;
@@ -77,7 +77,7 @@ Result<ReferenceRecord> References::pass(const Reference& reference, const Agent
   if (dead_.contains(receiver.incarnation)) {
     return Status(Code::connection_lost, formatted("{}, the receiver of a reference, is gone", receiver.name));
   }
-  ForkId fork{self_.incarnation, last_fork_ + 1};
+  ForkId fork{self_.incarnation, last_.fork + 1};
   fork.nonce = proof_of(reference.object(), fork, receiver.incarnation);
   Child child;
   child.receiver = receiver;
@@ -90,7 +90,7 @@ Result<ReferenceRecord> References::pass(const Reference& reference, const Agent
     ++hold.passing;
     child.via = reference.ids().fork;
   }
-  ++last_fork_;
+  ++last_.fork;
   children_.emplace(fork, std::move(child));
   return ReferenceRecord{reference.owner(),    reference.object(),   fork, self_,
                          receiver.incarnation, reference.type_hint()};

@@ -24,7 +24,7 @@ std::shared_ptr<Reference> References::local_handle(const RRefId& object, std::s
 
 std::shared_ptr<Reference> References::own(Outcome outcome, std::string type_hint) {
   Transaction transaction(*this);
-  const auto number = ++last_object_;
+  const auto number = ++last_.object;
   const RRefId id{self_.incarnation, number, nonce_of(self_.incarnation, number)};
   if (!closed_) {
     auto& object = objects_[id];
@@ -201,7 +201,7 @@ void References::fetch(const RRefId& id, std::optional<Clock::time_point> deadli
   if (object.state == OwnedObject::State::failed) return complete(object.failure);
   if (by != ForkId{} && by == object.given_up) return complete(object.failure);
 
-  const auto number = ++last_waiter_;
+  const auto number = ++last_.waiter;
   object.waiters.push_back({number, std::move(completion), by});
   if (!deadline) return;
   const auto left = std::chrono::ceil<Milliseconds>(*deadline - network_->clock().now());

@@ -197,7 +197,7 @@ ReferenceResult References::apply_withdraw(const AgentId& from, const ReferenceO
   if (op.fork.incarnation != from.incarnation) return {ResultCode::held, {}};  // `from` did not make this fork
   if (holds_.contains(op.fork)) return {ResultCode::held, {}};
   // Pairs with end_call(): if the group is empty, that call's reply has been decoded, or will never be.
-  if (op.call != 0 && calls_[group_of(op.call)].load(std::memory_order_acquire) != 0) return {ResultCode::maybe, {}};
+  if (op.call != 0 && calls_.may_be(op.call)) return {ResultCode::maybe, {}};
   peer_of(from).refused.insert(op.fork);
   return {ResultCode::refused, {}};
 }

@@ -78,14 +78,12 @@ std::uint64_t References::nonce_of(std::uint64_t owner, std::uint64_t object) co
 ReferenceTransfer References::pass_to(AgentId receiver) { return {shared_from_this(), std::move(receiver)}; }
 
 std::uint64_t References::begin_call() {
-  const auto call = last_call_.fetch_add(1, std::memory_order_relaxed) + 1;
-  calls_[group_of(call)].fetch_add(1, std::memory_order_relaxed);
-  return call;
+  return calls_.begin();
 }
 
 void References::end_call(std::uint64_t call) {
   // Release: apply_withdraw(), if it finds the group empty, sees the holds that receive() made for the reply.
-  calls_[group_of(call)].fetch_sub(1, std::memory_order_release);
+  calls_.end(call);
 }
 
 References::Counts References::counts() const {

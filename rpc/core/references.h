@@ -43,6 +43,28 @@
 
 namespace tensorferry {
 
+/// Counts calls, in groups of 1024 consecutive numbers; groups 4096 apart share a counter. A peer that asks about one
+/// call is answered `maybe` until the call's whole group has ended. That is precise enough, and costs a call two atomic
+/// increments.
+class CallsUnderWay final {
+ public:
+  /// Returns the number of a call that begins.
+  std::uint64_t begin() {
+    const auto call = last_.fetch_add(1, std::memory_order_relaxed) + 1;
+    of_group(call).fetch_add(1, std::memory_order_relaxed);
+    return call;
+  }
+  void end(std::uint64_t call) { of_group(call).fetch_sub(1, std::memory_order_release); }
+  [[nodiscard]] bool may_be(std::uint64_t call) { return of_group(call).load(std::memory_order_acquire) != 0; }
+
+ private:
+  static constexpr std::size_t groups = 4096;
+  [[nodiscard]] std::atomic<std::uint32_t>& of_group(std::uint64_t call) { return counts_[(call / 1024) % groups]; }
+
+  std::atomic<std::uint64_t> last_{0};
+  std::array<std::atomic<std::uint32_t>, groups> counts_{};
+};
+
 class References;
 
 /// One hold on an object. The layer above shares it as a shared_ptr; the hold ends when the last copy is destroyed.
@@ -304,9 +326,12 @@ class References final : public std::enable_shared_from_this<References> {
 
   mutable std::mutex mutex_;
   bool closed_ = false;
-  std::uint64_t last_object_ = 0;  // counter of the objects that this agent made itself
-  std::uint64_t last_fork_ = 0;
-  std::uint64_t last_waiter_ = 0;
+  struct LastNumbers {
+    std::uint64_t object = 0;  // of those that this agent made itself
+    std::uint64_t fork = 0;
+    std::uint64_t waiter = 0;
+  };
+  LastNumbers last_;
   std::size_t awaited_ = 0;  // objects in state `awaited`
   bool asking_ = false;      // ask_now() is scheduled
   Objects objects_;
@@ -317,13 +342,7 @@ class References final : public std::enable_shared_from_this<References> {
   references::RecentSet<std::uint64_t> dead_;                  // incarnations
   std::deque<ReferenceOp> to_self_;
 
-  /// Counts the calls under way, in groups of 1024 consecutive numbers; groups 4096 apart share a counter. A peer that
-  /// asks about one call is answered `maybe` until the call's whole group has ended. That is precise enough, and costs
-  /// a call two atomic increments.
-  static constexpr std::size_t call_groups = 4096;
-  [[nodiscard]] static std::size_t group_of(std::uint64_t call) { return (call / 1024) % call_groups; }
-  std::atomic<std::uint64_t> last_call_{0};
-  std::array<std::atomic<std::uint32_t>, call_groups> calls_{};
+  CallsUnderWay calls_;
 };
 
 }  // namespace tensorferry

@@ -220,10 +220,10 @@ c10::intrusive_ptr<c10d::Work> TorchProcessGroup::reconfigure(const c10d::Reconf
     names_ = nullptr;
     rank_ = static_cast<int>(here - names.begin());
     size_ = static_cast<int>(names.size());
-    const std::lock_guard parts(splitting_);
+    const std::lock_guard parts(splits_.mutex);
     options_->settings.key = key;  // new members have split no group yet
-    splits_ = 0;
-    last_split_.clear();
+    splits_.count = 0;
+    splits_.last.clear();
   }
   return barrier({});
 }
@@ -233,19 +233,19 @@ c10::intrusive_ptr<c10d::Backend> TorchProcessGroup::split(const c10::intrusive_
                                                            const std::vector<int>& ranks,
                                                            const c10::intrusive_ptr<Options>& options) {
   const auto& all = group().raw().names();  // a lazy group forms here, at all its ranks
-  const std::lock_guard lock(splitting_);
-  if (options && !options->group_name.empty() && options->group_name == last_split_) {
-    return part_ ? part_->lock() : nullptr;
+  const std::lock_guard lock(splits_.mutex);
+  if (options && !options->group_name.empty() && options->group_name == splits_.last) {
+    return splits_.part ? splits_.part->lock() : nullptr;
   }
-  const auto number = ++splits_;
+  const auto number = ++splits_.count;
   const auto* const given = dynamic_cast<const TorchGroupOptions*>(options.get());
   TORCH_CHECK_TYPE(given != nullptr,
                    "pg_options of the backend tensorferry is a tensorferry.c10d.Options, not options of ",
                    options ? options->backend : "nothing");
   const auto here = std::find(ranks.begin(), ranks.end(), getRank());
   if (here == ranks.end()) {
-    last_split_ = given->group_name;
-    part_.reset();
+    splits_.last = given->group_name;
+    splits_.part.reset();
     return nullptr;
   }
   auto chosen = given->copy();
@@ -266,8 +266,8 @@ c10::intrusive_ptr<c10d::Backend> TorchProcessGroup::split(const c10::intrusive_
   c10::intrusive_ptr<Backend> part = c10::make_intrusive<TorchProcessGroup>(
       groups_, [names = std::move(names)] { return names; }, static_cast<int>(here - ranks.begin()), size,
       std::move(chosen));
-  last_split_ = given->group_name;
-  part_.emplace(part);
+  splits_.last = given->group_name;
+  splits_.part.emplace(part);
   return part;
 }
 

@@ -290,10 +290,13 @@ class TorchProcessGroup final : public c10d::Backend {
   std::set<std::int64_t> instances_;  // the uuids of reconfigure(); guarded by forming_
   std::atomic<std::uint64_t> sequence_{0}, works_{0}, merges_{0};
   std::atomic<bool> is_timed_{false};
-  std::mutex splitting_;  // guards the next three
-  std::uint64_t splits_ = 0;
-  std::string last_split_;                                      // torch's name of the part
-  std::optional<c10::weak_intrusive_ptr<c10d::Backend>> part_;  // of the last split; nullopt: this rank is not in it
+  struct Splits {
+    std::mutex mutex;  // guards the others
+    std::uint64_t count = 0;
+    std::string last;                                            // torch's name of the part
+    std::optional<c10::weak_intrusive_ptr<c10d::Backend>> part;  // of the last; nullopt: this rank is not in it
+  };
+  Splits splits_;
 #ifdef C10D_BACKEND_HAS_HOOKS
   const std::shared_ptr<AbortHooks> abort_hooks_ = std::make_shared<AbortHooks>();
 #endif
