@@ -27,11 +27,11 @@ namespace tensorferry {
 
 namespace {
 
-#if defined(__x86_64__)
-
 constexpr std::size_t line = 64;
 constexpr std::size_t page = 4096;
 constexpr std::size_t stride = 4 * page;  // one write-combining stream per page; more streams are no faster
+
+#if defined(__x86_64__)
 
 /// Copies whole strides to a destination aligned to a cache line. Four pages take turns, so that the memory banks do
 /// too.
@@ -76,7 +76,43 @@ __attribute__((target("avx2"))) void stream_avx2(std::byte* to, const std::byte*
   _mm_sfence();
 }
 
+#elif defined(__aarch64__)
+
+/// Copies a line by two non-temporal stores of 32 bytes. A later store with release order waits for them as for others.
+inline void stream_line(std::byte* to, const std::byte* from) {
+  asm volatile(  // NOLINT(hicpp-no-assembler)
+      "ldp q0, q1, [%[from]]\n\t"
+      "ldp q2, q3, [%[from], #32]\n\t"
+      "prfm pldl1strm, [%[from], #256]\n\t"
+      "stnp q0, q1, [%[to]]\n\t"
+      "stnp q2, q3, [%[to], #32]"
+      :
+      : [from] "r"(from), [to] "r"(to)
+      : "v0", "v1", "v2", "v3", "memory");
+}
+
+void stream_neon(std::byte* to, const std::byte* from, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += stride) {
+    for (std::size_t i = 0; i < page; i += 2 * line) {
+      for (std::size_t p = 0; p < stride; p += page) {
+        stream_line(to + at + p + i, from + at + p + i);
+        stream_line(to + at + p + i + line, from + at + p + i + line);
+      }
+    }
+  }
+}
+
 #endif
+
+/// Copies whole strides to a destination aligned to a cache line.
+void stream([[maybe_unused]] std::byte* to, [[maybe_unused]] const std::byte* from, [[maybe_unused]] std::size_t bytes,
+            [[maybe_unused]] Streaming streaming) {
+#if defined(__x86_64__)
+  (streaming == Streaming::avx512 ? stream_avx512 : stream_avx2)(to, from, bytes);
+#elif defined(__aarch64__)
+  stream_neon(to, from, bytes);
+#endif
+}
 
 /// Returns how many threads of the machine run or wait for a core; nullopt if the system does not say.
 std::optional<int> running_threads() noexcept {
@@ -131,8 +167,12 @@ Streaming best_streaming() noexcept {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f")) return Streaming::avx512;
   if (__builtin_cpu_supports("avx2")) return Streaming::avx2;
-#endif
   return Streaming::none;
+#elif defined(__aarch64__)
+  return Streaming::neon;
+#else
+  return Streaming::none;
+#endif
 }
 
 std::string_view name_of(Streaming streaming) noexcept {
@@ -143,24 +183,22 @@ std::string_view name_of(Streaming streaming) noexcept {
       return "avx2";
     case Streaming::avx512:
       return "avx512";
+    case Streaming::neon:
+      return "neon";
   }
   return "none";
 }
 
 void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes, Streaming streaming) noexcept {
-#if defined(__x86_64__)
   if (streaming != Streaming::none && bytes >= 2 * stride) {
     const auto head = (line - reinterpret_cast<std::uintptr_t>(to) % line) % line;
     std::memcpy(to, from, head);
     const auto middle = (bytes - head) / stride * stride;
-    (streaming == Streaming::avx512 ? stream_avx512 : stream_avx2)(to + head, from + head, middle);
+    stream(to + head, from + head, middle, streaming);
     to += head + middle;
     from += head + middle;
     bytes -= head + middle;
   }
-#else
-  (void)streaming;
-#endif
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 

@@ -14,17 +14,16 @@
 namespace tensorferry {
 
 /// Instructions that copy past the caches. `best_streaming()` returns the best that this processor has.
-enum class Streaming : std::uint8_t { none, avx2, avx512 };
+enum class Streaming : std::uint8_t { none, avx2, avx512, neon };
 Streaming best_streaming() noexcept;
-/// Returns "none", "avx2" or "avx512".
+/// Returns "none", "avx2", "avx512" or "neon".
 std::string_view name_of(Streaming streaming) noexcept;
 
 /// Copies bytes that do not overlap by stores that bypass the caches, four pages interleaved with prefetch. It is twice
 /// as fast as memcpy if none of the bytes is in a cache, and slower if the destination is soon read from a cache. On
 /// return the bytes are visible to every thread or process that synchronises with this thread.
 ///
-/// The processor must support `streaming`. If it is none, below 32 KB, and in builds for processors other than x86-64,
-/// this is memcpy.
+/// The processor must support `streaming`. If it is none, and below 32 KB, this is memcpy.
 void copy_streaming(std::byte* to, const std::byte* from, std::size_t bytes, Streaming streaming) noexcept;
 
 /// Which core reads what a Copier copies: probably the one that copies, or another one, on which a peer runs.

@@ -137,7 +137,7 @@ function(tensorferry_test name)
   add_custom_command(TARGET ${name} POST_BUILD BYPRODUCTS "${file}"
     COMMAND ${CMAKE_COMMAND} -D "BINARY=$<TARGET_FILE:${name}>" -D "NAME=${name}" -D "LIST=${file}"
             -D "OWN_PROCESS=${own_process}" -D "TOGETHER=${arg_TOGETHER}" -D "TIMEOUT=${timeout}"
-            -D "PROPERTIES=${properties}" -P "${PROJECT_SOURCE_DIR}/cmake/list_suites.cmake"
+            -D "PROPERTIES=${properties}" -D "EMULATOR=${CMAKE_CROSSCOMPILING_EMULATOR}" -P "${PROJECT_SOURCE_DIR}/cmake/list_suites.cmake"
     VERBATIM)
   file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/${name}_tests.cmake" "if(EXISTS \"${file}\")\n  include(\"${file}\")\n"
     "else()\n  add_test(${name}.NOT_BUILT ${name}.NOT_BUILT)\nendif()\n")

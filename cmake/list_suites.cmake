@@ -1,11 +1,11 @@
 # Runs after the build of a test binary, and writes the tests of CTest for its suites into the file LIST:
 #   cmake -D BINARY=... -D NAME=... -D LIST=... -D OWN_PROCESS=regex -D TOGETHER=suites -D TIMEOUT=seconds
-#         -D PROPERTIES=text -P list_suites.cmake
+#         -D PROPERTIES=text -D EMULATOR=command -P list_suites.cmake
 # tensorferry_test in Targets.cmake says which cases share a process.
 cmake_minimum_required(VERSION 3.25)
 set(cases_in_a_process 24)  # at most, so that a long suite is several tests, which run side by side
 
-execute_process(COMMAND "${BINARY}" --gtest_list_tests OUTPUT_VARIABLE output RESULT_VARIABLE result TIMEOUT 60)
+execute_process(COMMAND ${EMULATOR} "${BINARY}" --gtest_list_tests OUTPUT_VARIABLE output RESULT_VARIABLE result TIMEOUT 60)
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "${BINARY} --gtest_list_tests: ${result}\n${output}")
 endif()
@@ -18,7 +18,7 @@ macro(write_test name filter cases)
   math(EXPR seconds "${TIMEOUT} + 10 * (${cases} - 1)")
   math(EXPR soak_seconds "1800 + 60 * (${cases} - 1)")
   string(APPEND text
-    "add_test([==[${name}]==] [==[${BINARY}]==] [==[--gtest_filter=${filter}]==])\n"
+    "add_test([==[${name}]==] ${EMULATOR} [==[${BINARY}]==] [==[--gtest_filter=${filter}]==])\n"
     "set(seconds ${seconds})\nif(soak)\n  set(seconds ${soak_seconds})\nendif()\n"
     "set_tests_properties([==[${name}]==] PROPERTIES TIMEOUT \${seconds}\n"
     "  FAIL_REGULAR_EXPRESSION \"Running 0 tests\" ${PROPERTIES} ${ARGN})\n")

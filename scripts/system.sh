@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the missing system packages of the given sets (build, clang, docs, format, grpc, models, network, pictures,
-# python, rdma). As root it installs them by apt. Otherwise it prints the command to type and fails.
+# Installs the missing system packages of the given sets (aarch64, build, clang, docs, format, grpc, models, network,
+# pictures, python, rdma). As root it installs them by apt. Otherwise it prints the command to type and fails.
 . "$(dirname "$0")/common.sh"
 
 if ! command -v dpkg-query >/dev/null; then
@@ -22,6 +22,7 @@ for set in "$@"; do
     build)
       packages+=(g++ make git cmake ninja-build ccache pkg-config libssl-dev libgtest-dev libgmock-dev libbenchmark-dev libibverbs-dev)
       boost_is_new_enough || packages+=(boost) ;;
+    aarch64) packages+=(g++-aarch64-linux-gnu qemu-user-static libstdc++6:arm64 libssl-dev:arm64 libgtest-dev:arm64 libgmock-dev:arm64) ;;
     clang) packages+=(clang-16 lld-16 llvm-16 libclang-rt-16-dev clang-tidy-16 clang-format-16) ;;
     docs) packages+=(doxygen) ;;
     format) packages+=(clang-format-16) ;;
@@ -44,6 +45,7 @@ done
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 if [ "$(id -u)" = 0 ]; then
+  case " ${missing[*]} " in *:arm64*) dpkg --add-architecture arm64 ;; esac
   say "apt-get update"
   try_again apt-get update -qq
 fi

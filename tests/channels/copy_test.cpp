@@ -29,8 +29,9 @@ std::vector<std::byte> noise(std::size_t bytes) {
 
 std::vector<Streaming> available() {
   std::vector<Streaming> all{Streaming::none};
-  if (best_streaming() >= Streaming::avx2) all.push_back(Streaming::avx2);
-  if (best_streaming() >= Streaming::avx512) all.push_back(Streaming::avx512);
+  const auto best = best_streaming();
+  if (best == Streaming::avx512) all.push_back(Streaming::avx2);
+  if (best != Streaming::none) all.push_back(best);
   return all;
 }
 
