@@ -494,6 +494,12 @@ def _versions(title: str, name: str, ours: Contestant, peer: str, workload: Cont
     return Row(name, title, (Figure(SECONDS, {peer: target}),), ours=ours, peers={peer: workload}, rounds=1)
 
 
+# What decides whether a change may stay, for --core.
+CORE = (
+    "noop-unpinned", "in-flight", "tensor-1mb", "tensor-64mb", "leaves-20kb", "cpp-unpinned", "transport-tcp-unpinned",
+    "torch-backend-in-flight", "group-2-all_reduce", "region-read-4kb",
+)  # fmt: skip
+
 ROWS = [
     *[_region(what, size) for what in ("read", "write") for size in (4 << 10, 1 << 20, 64 << 20)],
     Row(

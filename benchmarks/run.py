@@ -1,9 +1,9 @@
 """Runs us and our peers in one invocation, in turns, and says how they compare.
 
-python -m benchmarks.run [--quick] [--peers] [--only NAME] [--json FILE] [--plot FILE]
+python -m benchmarks.run [--quick | --core] [--peers] [--only NAME] [--json FILE] [--plot FILE]
 python -m benchmarks.run --show FILE [--plot FILE]
 
-All rows, not --quick and not --only, are also kept as benchmarks/runs/benchmark.json.gz, and drawn and quoted in the
+All rows, not --quick, --core or --only, are also kept as benchmarks/runs/benchmark.json.gz, and drawn and quoted in the
 docs. So are those of --only group and of --only peers, as collectives.json.gz and peers.json.gz.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.native import Missing
 from benchmarks.plot import draw, draw_gpus, draw_groups, pictured
 from benchmarks.report import group_figures, summary, table
 from benchmarks.results import Measurement, Round, RowResult, Run, busy_share, describe_machine
-from benchmarks.rows import ROWS, Row
+from benchmarks.rows import CORE, ROWS, Row
 from benchmarks.teams import PAIR
 from benchmarks.units import Figure
 
@@ -159,14 +159,16 @@ def measure_all(rows: list[Row], bin: Path | None, quick: bool, console: Console
     return run, not notes.failed
 
 
-def chosen(only: str, quick: bool, peers: bool = False) -> list[Row]:
-    """The row of that name, else those whose name contains it. Rows with other libraries are there with `peers`, or if
-    `only` names them."""
+def chosen(only: str, quick: bool, peers: bool = False, core: bool = False) -> list[Row]:
+    """The row of that name, else those whose name contains it; with ``core`` those of CORE. Rows with other libraries
+    are there with ``peers``, or if ``only`` names them."""
     rows = named(only, ROWS)
     if not rows:
         raise typer.BadParameter(f"no row is named like {only!r}; there are {', '.join(row.name for row in ROWS)}")
     if only:
         return rows
+    if core:
+        return [row for row in rows if row.name in CORE]
     return [row for row in rows if (peers if row.strangers else row.quick or not quick)]
 
 
@@ -199,6 +201,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     quick: Annotated[bool, typer.Option(help="Fewer rows and turns: under a minute.")] = False,
+    core: Annotated[bool, typer.Option(help="The ten rows that decide, with all turns: three minutes.")] = False,
     only: Annotated[str, typer.Option(help="The row of this name, else those whose name contains it.")] = "",
     json: Annotated[Path | None, typer.Option(help="Write the run here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the run here (.svg).")] = None,
@@ -214,7 +217,7 @@ def main(
     if show is not None:
         run = Run.load(show)
     else:
-        run, complete = measure_all(chosen(only, quick, peers), bin, quick, console)
+        run, complete = measure_all(chosen(only, quick, peers, core), bin, quick, console)
     console.print(table(run))
     busy = max(run.machine.get("busy_before", 0), run.machine.get("busy_after", 0))
     if busy > 0.1:
@@ -223,7 +226,7 @@ def main(
         run.save(json)
     if plot is not None:
         (draw_groups if group_figures(run) and not pictured(run) else draw)(run, plot)
-    if complete and ((show is None and not quick and only in ("", *figures.APART)) or keep):
+    if complete and ((show is None and not quick and not core and only in ("", *figures.APART)) or keep):
         kept = keep_run(run)
         console.print(f"kept as {kept.relative_to(figures.ROOT)}, and quoted on the pages of benchmarks.figures")
     summary(run, console)

@@ -433,6 +433,10 @@ def test_a_row_is_chosen_by_its_whole_name_before_parts_of_names() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
+def test_ten_rows_are_the_core() -> None:
+    assert len(chosen("", quick=False, core=True)) == 10
+
+
 @pytest.mark.parametrize(("percent", "verdict"), [(1.5, "reached"), (2.5, "missed")])
 def test_a_limit_is_met_by_a_smaller_figure_and_quoted_without_a_peer(percent: float, verdict: str) -> None:
     run = Run(machine={"cores": 2, "versions": {}, "busy_before": 0, "busy_after": 0, "processor": ""})
