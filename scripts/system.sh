@@ -8,7 +8,8 @@ if ! command -v dpkg-query >/dev/null; then
   exit 0
 fi
 
-installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+# A package may be there for several architectures.
+installed() { dpkg-query -W -f '${db:Status-Status}\n' "$1" 2>/dev/null | grep -qx installed; }
 
 boost_is_new_enough() {
   local version
