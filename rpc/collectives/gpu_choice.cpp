@@ -16,6 +16,9 @@ constexpr std::array<std::string_view, 6> algorithms_on_gpu{"one_shot", "two_sho
 /// it.
 constexpr std::size_t one_shot_on_gpu = std::size_t{256} << 10;
 constexpr std::size_t by_host_on_gpu = Board::gpu_slot_bytes;
+/// Also a copy within a GPU waits for a turn, but one to or from the host does not. Above so many bytes the host's bus
+/// takes longer than the turns.
+constexpr std::size_t through_host_on_gpu = std::size_t{4} << 20;
 /// Kernels that meet by flags also take the bytes of the others. Above so many bytes the copy engines do that faster.
 constexpr std::size_t by_flags_on_gpu = std::size_t{10} << 20;
 
@@ -55,7 +58,11 @@ GpuChoice chosen(const AskedOnGpu& asked, const Prescribed& prescribed, const Cr
   if (asked.placement == RankPlacement::one_gpu && asked.bytes <= by_host_on_gpu) {
     return {AlgorithmOnGpu::by_host, WhyOnGpu::small_on_one_gpu};
   }
-  if (on_one_gpu(asked.placement)) return {AlgorithmOnGpu::by_one, WhyOnGpu::one_gpu};
+  if (on_one_gpu(asked.placement)) {
+    GpuChoice out{AlgorithmOnGpu::by_one, WhyOnGpu::one_gpu};
+    out.through_host = asked.placement == RankPlacement::one_gpu && asked.bytes <= through_host_on_gpu;
+    return out;
+  }
   if (asked.bytes <= one_shot_limit(asked, crossings).first) {
     return {AlgorithmOnGpu::one_shot, WhyOnGpu::up_to_crossing};
   }
@@ -155,6 +162,10 @@ std::string explain_on_gpu(const AskedOnGpu& asked, const JoinedGpus& joined, co
                                                                 : kernels_meet_up_to(choice.algorithm));
   }
   if (asked.ranks > 1) out += "; " + text_of(asked, joined);
+  if (choice.through_host) {
+    out += formatted("; up to {} bytes cross the host, since copies within the GPU wait for turns too",
+                     through_host_on_gpu);
+  }
   if (choice.own_input == OwnInput::copied) out += "; the input is not aligned to 16 bytes, so it is copied first";
   if (choice.own_input == OwnInput::made_dense) out += "; the input has gaps, so a dense copy is made first";
   return out;

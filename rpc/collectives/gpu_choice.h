@@ -65,6 +65,7 @@ struct GpuChoice {
   WhyOnGpu why = WhyOnGpu::one_rank;
   MeetingOnGpu meeting = MeetingOnGpu::by_words;
   OwnInput own_input = OwnInput::in_place;
+  bool through_host = false;  // by_one: the bytes of the others, and their result, cross the host
 };
 
 /// Chooses the algorithm. Pure. `algorithm`, `why` and `meeting` do not depend on AskedOnGpu::aligned and contiguous,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "channels/cuda/event_poller.h"
+#include "rpc/collectives/board.h"
 #include "rpc/collectives/cuda/stream_run.h"
 #include "rpc/collectives/reduce.h"
 
@@ -13,6 +14,10 @@ namespace tensorferry::collectives::cuda {
 namespace driver = tensorferry::cuda;
 using driver::address_of;
 using driver::api;
+
+static std::byte* pointer_to(CUdeviceptr address) {
+  return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
 
 /// Each rank reads the bytes of all ranks, and reduces them itself. `output` is empty if it takes no result.
 void StreamRun::one_shot(const ReductionKernel& kernel, std::size_t item, InBytes input, OutBytes output) {
@@ -88,14 +93,65 @@ void StreamRun::by_one(const ReductionKernel& kernel, std::size_t item, InBytes 
   if (rank_ != one) copy(output.data(), {half_of(one), output.size()});
 }
 
+/// As by_one(), but the kernel reads the others' bytes in slots of the host, and leaves the result there. Of each chunk
+/// the slots are another one than of the chunk before, so the other ranks give a chunk before they take that result.
+void StreamRun::through_host(const ReductionKernel& kernel, std::size_t item, InBytes input, OutBytes output,
+                             std::size_t root) {
+  const bool all_take = root == Mailbox::any_rank;
+  const auto one = all_take ? 0 : root;
+  const auto& words = direct_->words();
+  struct Taken {
+    std::size_t which;  // of the slots
+    OutBytes to;
+    std::uint32_t meeting;
+  };
+  std::optional<Taken> last;  // the chunk whose result has not been taken
+  const auto take_last = [&] {
+    if (!last || result_ != CUDA_SUCCESS) return;
+    then(words->await(stream_, last->meeting, one));
+    if (all_take) take_result(one, last->which, last->to);
+  };
+  take_half();
+  for (std::size_t at = 0; at < input.size() && result_ == CUDA_SUCCESS; at += Board::gpu_slot_bytes) {
+    const auto in = part_of(input, at, Board::gpu_slot_bytes);
+    const auto out = output.empty() ? output : part_of(output, at, in.size());
+    const auto which = direct_->next_slot();
+    const auto meeting = next_meeting();
+    if (rank_ != one) {
+      then(api()->memcpy_async(words->slot_on_device(rank_, which), address_of(in.data()), in.size(), stream_));
+      if (result_ == CUDA_SUCCESS) then(words->come(stream_, meeting));
+      take_last();
+      last = {which, out, meeting};
+      continue;
+    }
+    ReduceArguments arguments{};
+    const bool aligned = is_aligned(in.data());
+    if (!aligned) copy(half_of(rank_) + at, in);
+    for (std::size_t rank = 0; rank < ranks_; ++rank) {
+      if (rank != one) {
+        then(words->await(stream_, meeting, rank));
+        arguments.inputs[rank] = pointer_to(words->slot_on_device(rank, which));
+      } else {
+        arguments.inputs[rank] = aligned ? in.data() : half_of(rank_) + at;
+      }
+    }
+    arguments.out = out.data();
+    arguments.copy = all_take ? pointer_to(words->slot_on_device(one, which)) : nullptr;
+    arguments.count = in.size() / item;
+    if (result_ == CUDA_SUCCESS) then(kernel.launch(arguments, stream_));
+    if (result_ == CUDA_SUCCESS) then(words->come(stream_, meeting));
+  }
+  take_last();
+  meet();  // the next operation may write the slots
+}
+
 /// The streams copy the bytes to slots of the host, where a thread of each rank reduces them.
 void StreamRun::by_host(const ReduceOp& op, DType dtype, InBytes input, OutBytes output) {
   if (result_ != CUDA_SUCCESS) return;
   const auto& words = direct_->words();
   const auto which = direct_->next_slot();
   then(api()->memcpy_async(words->slot_on_device(rank_, which), address_of(input.data()), input.size(), stream_));
-  const auto meeting = direct_->next_meeting();
-  direct_->watch().meets(meeting);
+  const auto meeting = next_meeting();
   if (result_ == CUDA_SUCCESS) then(words->meet_by_host(stream_, meeting));
   if (result_ != CUDA_SUCCESS) return;
   driver::EventPoller::of_host_copies().poll_repeatedly([words, operation = enqueued(), op, dtype, which, meeting,
@@ -110,19 +166,19 @@ void StreamRun::by_host(const ReduceOp& op, DType dtype, InBytes input, OutBytes
     words->does_its_part(meeting);
     return Progress::over;
   });
-  take_result(output);
+  take_result(rank_, 2, output);
 }
 
-/// Copies this rank's result from its slot. The driver sends fewer than 32 KB with the commands of the GPU's kernels,
-/// which costs a turn, but not if they are rows.
-void StreamRun::take_result(OutBytes output) {
+/// Copies a result from a slot. The driver sends fewer than 32 KB with the commands of the GPU's kernels, which costs a
+/// turn, but not if they are rows.
+void StreamRun::take_result(std::size_t rank, std::size_t which, OutBytes output) {
   constexpr std::size_t sent_with_commands = std::size_t{32} << 10;
   const auto& words = direct_->words();
   std::size_t done = 0;
   if (output.size() < sent_with_commands && output.size() > 1) {
     CUDA_MEMCPY2D rows{};
     rows.srcMemoryType = CU_MEMORYTYPE_HOST;
-    rows.srcHost = words->slot(rank_, 2);
+    rows.srcHost = words->slot(rank, which);
     rows.dstMemoryType = CU_MEMORYTYPE_DEVICE;
     rows.dstDevice = address_of(output.data());
     rows.Height = 2;
@@ -131,7 +187,7 @@ void StreamRun::take_result(OutBytes output) {
     done = rows.WidthInBytes * rows.Height;
   }
   if (done == output.size() || result_ != CUDA_SUCCESS) return;
-  then(api()->memcpy_async(address_of(output.data() + done), words->slot_on_device(rank_, 2) + done,
+  then(api()->memcpy_async(address_of(output.data() + done), words->slot_on_device(rank, which) + done,
                            output.size() - done, stream_));
 }
 
@@ -174,6 +230,8 @@ Status StreamRun::reduce(const Fingerprint& called, InBytes input, OutBytes outp
         two_shot(**kernel, item, in, out);
       } else if (algorithm == AlgorithmOnGpu::by_host) {
         by_host(op, dtype, in, out);
+      } else if (choice.through_host) {
+        through_host(**kernel, item, in, out, root);
       } else {
         by_one(**kernel, item, in, out, root);
       }

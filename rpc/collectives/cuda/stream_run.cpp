@@ -98,11 +98,14 @@ Status StreamRun::agree(const Fingerprint& called, bool by_flags, InBytes own, s
   return {};
 }
 
-void StreamRun::meet() {
-  if (result_ != CUDA_SUCCESS) return;
+std::uint32_t StreamRun::next_meeting() {
   const auto meeting = direct_->next_meeting();
   direct_->watch().meets(meeting);
-  then(direct_->words()->meet(stream_, meeting));
+  return meeting;
+}
+
+void StreamRun::meet() {
+  if (result_ == CUDA_SUCCESS) then(direct_->words()->meet(stream_, next_meeting()));
 }
 
 void StreamRun::copy(std::byte* to, InBytes from) {

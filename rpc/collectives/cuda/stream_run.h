@@ -103,7 +103,8 @@ class StreamRun final : public DeviceRun, public std::enable_shared_from_this<St
                      const std::byte* own, std::byte* out, std::byte* copy);
   void one_shot(const ReductionKernel& kernel, std::size_t item, InBytes input, OutBytes output);
   void two_shot(const ReductionKernel& kernel, std::size_t item, InBytes input, OutBytes output);
-  void take_result(OutBytes output);
+  std::uint32_t next_meeting();
+  void take_result(std::size_t rank, std::size_t which, OutBytes output);
   void by_host(const ReduceOp& op, DType dtype, InBytes input, OutBytes output);
   Status reduce_by_flags(const Fingerprint& called, const FlagKernel& kernel, InBytes input, OutBytes output,
                          const WaitLimits& limits);
@@ -122,6 +123,7 @@ class StreamRun final : public DeviceRun, public std::enable_shared_from_this<St
   [[nodiscard]] std::optional<Result<FlagKernel>> find_exchange(const Fingerprint& called, std::size_t bytes) const;
   Status exchange_by_flags(const Fingerprint& called, const Result<FlagKernel>& kernel, const Pieces& pieces,
                            const WaitLimits& limits);
+  void through_host(const ReductionKernel& kernel, std::size_t item, InBytes input, OutBytes output, std::size_t root);
   void by_one(const ReductionKernel& kernel, std::size_t item, InBytes input, OutBytes output, std::size_t root);
   Result<std::vector<std::uint64_t>> tell_sizes(const Fingerprint& called, std::vector<std::uint64_t> own,
                                                 const WaitLimits& limits);

@@ -69,24 +69,35 @@ Result<std::shared_ptr<StreamWords>> StreamWords::lock(Buffer page, std::size_t 
 
 Word StreamWords::word(std::size_t index) const { return page_->word(index); }
 
-CUresult StreamWords::meet(CUstream stream, std::uint32_t meeting) const {
-  std::vector<CUstreamBatchMemOpParams> batch(2 * (ranks_ - 1));
-  auto next = batch.begin();
+/// Appends what tells each other rank that this one has come to `meeting`.
+void StreamWords::append_coming(std::uint32_t meeting, std::vector<CUstreamBatchMemOpParams>& batch) const {
   for (std::size_t other = 0; other < ranks_; ++other) {
     if (other == rank_) continue;
-    next->operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-    next->writeValue.address = to(other, rank_).device;
-    next->writeValue.value = meeting;
-    next->writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
-    ++next;
+    auto& next = batch.emplace_back();
+    next.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+    next.writeValue.address = to(other, rank_).device;
+    next.writeValue.value = meeting;
+    next.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
   }
+}
+
+CUresult StreamWords::come(CUstream stream, std::uint32_t meeting) const {
+  std::vector<CUstreamBatchMemOpParams> batch;
+  append_coming(meeting, batch);
+  return api()->stream_batch_values(stream, static_cast<unsigned int>(batch.size()), batch.data(), 0);
+}
+
+CUresult StreamWords::meet(CUstream stream, std::uint32_t meeting) const {
+  std::vector<CUstreamBatchMemOpParams> batch;
+  batch.reserve(2 * (ranks_ - 1));
+  append_coming(meeting, batch);
   for (std::size_t other = 0; other < ranks_; ++other) {
     if (other == rank_) continue;
-    next->operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-    next->waitValue.address = to(rank_, other).device;
-    next->waitValue.value = meeting;
-    next->waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-    ++next;
+    auto& next = batch.emplace_back();
+    next.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+    next.waitValue.address = to(rank_, other).device;
+    next.waitValue.value = meeting;
+    next.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
   }
   return api()->stream_batch_values(stream, static_cast<unsigned int>(batch.size()), batch.data(), 0);
 }

@@ -28,6 +28,11 @@ class StreamWords final {
 
   /// Enqueues on `stream`: tells each other rank that this one has come to `meeting`, then waits until each has.
   [[nodiscard]] CUresult meet(CUstream stream, std::uint32_t meeting) const;
+  /// Enqueues the first part of meet() alone, or makes the stream wait for `rank` alone.
+  [[nodiscard]] CUresult come(CUstream stream, std::uint32_t meeting) const;
+  [[nodiscard]] CUresult await(CUstream stream, std::uint32_t meeting, std::size_t rank) const {
+    return to(rank_, rank).wait_on(stream, meeting);
+  }
   /// Enqueues on `stream`: this rank has ended `operation`.
   [[nodiscard]] CUresult end(CUstream stream, std::uint32_t operation) const;
   /// Returns the word to which a kernel may write the number of the operation instead.
@@ -90,6 +95,7 @@ class StreamWords final {
   [[nodiscard]] Word abort() const { return word(ranks_ * ranks_ + 2 * ranks_ + rank_); }
   [[nodiscard]] Word waits(std::size_t rank) const { return word(ranks_ * ranks_ + (3 + rank_) * ranks_ + rank); }
   [[nodiscard]] Word word(std::size_t index) const;
+  void append_coming(std::uint32_t meeting, std::vector<CUstreamBatchMemOpParams>& batch) const;
 
   const std::shared_ptr<LockedPage> page_;
   const std::size_t rank_, ranks_;

@@ -1,5 +1,5 @@
 // Two ranks in processes that have a GPU each. The kernels meet by flags in memory that the processes map of each
-// other.
+// other. Or they share a GPU, and meet by streams and by their hosts.
 #include <gmock/gmock.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,10 +28,11 @@ using collectives::StartOptions;
 using collectives::cuda::DirectGroup;
 using ::testing::HasSubstr;
 
-/// One of the ranks, on the GPU of its number.
+/// One of the ranks, on the GPU of its number, or on the first one if they share it.
 class ProcessRank {
  public:
-  ProcessRank(std::size_t rank, const std::string& folder) : gpu_(static_cast<int>(rank), std::size_t{64} << 20) {
+  ProcessRank(std::size_t rank, const std::string& folder, bool share)
+      : gpu_(share ? 0 : static_cast<int>(rank), std::size_t{64} << 20) {
     agent_ = join(std::make_shared<FolderStore>(folder), "rank" + std::to_string(rank));
     groups_ = collectives::Groups::serve(agent_);
     collectives::GroupSettings settings;
@@ -42,7 +43,8 @@ class ProcessRank {
     direct_ = DirectGroup::of(group);
     const auto staged = direct_->prepare(gpu_.device, {});
     EXPECT_TRUE(staged.ok() && staged->empty()) << (staged.ok() ? *staged : staged.status().text());
-    EXPECT_THAT(group->explain(collectives::Operation::all_reduce, 100), HasSubstr("whose kernels meet by flags"));
+    EXPECT_THAT(group->explain(collectives::Operation::all_reduce, 100),
+                HasSubstr(share ? "the 2 ranks share a GPU" : "whose kernels meet by flags"));
   }
   void leave() {
     direct_->drain();
@@ -60,6 +62,13 @@ class ProcessRank {
     run = direct_->run_on(gpu_.device, stream);
     options.device = run;
     return ended(group->all_reduce(values, to, DType::int32, Reduction::sum, std::move(options)));
+  }
+  /// Sums in place at `root`.
+  Status sum_at(std::size_t root, std::span<std::byte> values) {
+    StartOptions options;
+    options.background = false;
+    options.device = direct_->run_on(gpu_.device, gpu_.stream);
+    return ended(group->reduce(values, values, DType::int32, Reduction::sum, root, std::move(options)));
   }
   /// Gathers `own`, into the halves of `both`.
   Status gather(std::span<const std::byte> own, std::span<std::byte> both) {
@@ -96,16 +105,16 @@ class DirectProcesses : public ::testing::Test {
     ASSERT_NE(::mkdtemp(folder_.data()), nullptr);
     child_ = ::fork();
     if (child_ == 0) {
-      if (!conformance::why_no_cuda(2).empty()) ::_exit(0);
+      if (!conformance::why_no_cuda(gpus_).empty()) ::_exit(0);
       int status = 0;
       {
-        ProcessRank rank(1, folder_);
+        ProcessRank rank(1, folder_, gpus_ == 1);
         status = second(rank);
       }  // ends its threads, which ThreadSanitizer would report at the exit
       ::_exit(HasFailure() ? 77 : status);
     }
-    if (const auto why = conformance::why_no_cuda(2); !why.empty()) GTEST_SKIP() << why;
-    first_ = std::make_unique<ProcessRank>(0, folder_);
+    if (const auto why = conformance::why_no_cuda(gpus_); !why.empty()) GTEST_SKIP() << why;
+    first_ = std::make_unique<ProcessRank>(0, folder_, gpus_ == 1);
   }
   /// Says that a rank has come so far, which the other one awaits.
   void reach(const std::string& mark) const { std::filesystem::create_directory(folder_ + "-" + mark); }
@@ -132,6 +141,7 @@ class DirectProcesses : public ::testing::Test {
     EXPECT_EQ(first_->group->failed().code(), Code::connection_lost);
     EXPECT_THAT(first_->group->failed().text(), HasSubstr("rank 1"));
   }
+  void kill_the_second_before_its_stream_comes(std::size_t count);
   void TearDown() override {
     if (child_ > 0) {
       ::kill(child_, SIGKILL);
@@ -145,6 +155,7 @@ class DirectProcesses : public ::testing::Test {
     }));
     for (const auto* mark : {"-called", "-seen"}) std::filesystem::remove(folder_ + mark);
   }
+  int gpus_ = 2;
   std::string folder_ = "/tmp/tensorferry-direct-XXXXXX";
   pid_t child_ = -1;
   std::unique_ptr<ProcessRank> first_;
@@ -176,6 +187,42 @@ TEST_F(DirectProcesses, ReduceAndReplayGraphs) {
   });
   if (IsSkipped()) return;
   reduce_and_replay(*first_, 1);
+  first_->leave();
+  EXPECT_EQ(child_status(), 0);
+}
+
+class DirectProcessesOfOneGpu : public DirectProcesses {
+ protected:
+  DirectProcessesOfOneGpu() { gpus_ = 1; }
+};
+
+/// Sums tensors that the hosts reduce, that cross the host in one chunk and in several, and that do not, in turns; also
+/// some that begin at no multiple of 16 bytes.
+void sum_on_one_gpu(ProcessRank& rank, std::int32_t own) {
+  for (const std::size_t count : {70'000, 1, 300'001, 65'536, 1'000'003, 70'001, 1'100'000, 200'000}) {
+    for (const std::size_t skipped : {0, 1}) {
+      const auto values = rank.put(count + skipped, own).subspan(4 * skipped);
+      auto status = rank.sum(values);
+      ASSERT_TRUE(status.ok()) << status.text();
+      EXPECT_TRUE(rank.holds(values, 3)) << count;
+      status = rank.sum_at(1, values);
+      ASSERT_TRUE(status.ok()) << status.text();
+      EXPECT_TRUE(rank.holds(values, own == 2 ? 6 : 3)) << count;
+      status = rank.sum(values);
+      ASSERT_TRUE(status.ok()) << status.text();
+      EXPECT_TRUE(rank.holds(values, 9)) << count;
+    }
+  }
+}
+
+TEST_F(DirectProcessesOfOneGpu, ReduceTensorsOfAnySize) {
+  start([](ProcessRank& rank) {
+    sum_on_one_gpu(rank, 2);
+    rank.leave();
+    return 0;
+  });
+  if (IsSkipped()) return;
+  sum_on_one_gpu(*first_, 1);
   first_->leave();
   EXPECT_EQ(child_status(), 0);
 }
@@ -404,12 +451,13 @@ TEST_F(DirectProcesses, ThatAreKilledReleaseTheKernelsThatWaitForThem) {
   EXPECT_THAT(first_->sum(values).text(), HasSubstr("rank 1"));
 }
 
-TEST_F(DirectProcesses, ThatAreKilledBeforeTheirStreamComesAreNamed) {
-  start([](ProcessRank& rank) {
-    const auto values = rank.put(1000, 2);
+/// Of an operation on `count` values.
+void DirectProcesses::kill_the_second_before_its_stream_comes(std::size_t count) {
+  start([count](ProcessRank& rank) {
+    const auto values = rank.put(count, 2);
     EXPECT_TRUE(rank.sum(values).ok());
     EXPECT_TRUE(rank.holds(values, 3));
-    // Its stream waits for a word that nothing writes, so its kernel never comes.
+    // Its stream waits for a word that nothing writes, so its part of the sum never comes.
     const cuda::Pinned page = *cuda::Pinned::lock(*SharedMemory::create(4096), rank.gpu().device);
     {
       const cuda::DeviceGuard here(rank.gpu().device);
@@ -420,7 +468,7 @@ TEST_F(DirectProcesses, ThatAreKilledBeforeTheirStreamComesAreNamed) {
     return 0;
   });
   if (IsSkipped()) return;
-  const auto values = first_->put(1000, 1);
+  const auto values = first_->put(count, 1);
   ASSERT_TRUE(first_->sum(values).ok());
   EXPECT_TRUE(first_->holds(values, 3));
   const auto status = first_->sum(values);  // enqueued, or the rank has died before it was
@@ -430,6 +478,12 @@ TEST_F(DirectProcesses, ThatAreKilledBeforeTheirStreamComesAreNamed) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   EXPECT_THAT(first_->group->failed().text(), HasSubstr("rank 1"));
+}
+
+TEST_F(DirectProcesses, ThatAreKilledBeforeTheirStreamComesAreNamed) { kill_the_second_before_its_stream_comes(1000); }
+
+TEST_F(DirectProcessesOfOneGpu, ThatAreKilledBeforeTheirStreamComesAreNamed) {
+  kill_the_second_before_its_stream_comes(300'000);
 }
 
 }  // namespace

@@ -200,7 +200,7 @@ INSTANTIATE_TEST_SUITE_P(
                {"by_host (the host reduces up to 262144 bytes", "by_one is for more bytes", "the 2 ranks share a GPU"}},
         Chosen{{"dgx-h100", {0, 0}, Operation::all_reduce, 256 * KiB + 1},
                AlgorithmOnGpu::by_one,
-               {"by_one (one rank reduces for all", "by_host is for up to 262144 bytes"}},
+               {"by_one (one rank reduces for all", "by_host is for up to 262144 bytes", "bytes cross the host"}},
         Chosen{{"dgx-h100", {0, 0}, Operation::all_reduce, 1 * KiB, false},
                AlgorithmOnGpu::by_one,
                {"by_host needs a process for each rank"}},
