@@ -116,7 +116,7 @@ def test_memory_that_the_driver_exports_by_no_handle_is_served(cluster):
     assert torch.equal(handle[2:4, 1].read(torch.empty(2, device="cuda")).cpu(), whole[2:4, 1])
     handle.write_blocks(torch.tensor([1]), torch.zeros(1, 16, device="cuda"))
     assert handle.read_blocks(torch.tensor([1, 2])).sum() == whole[2].sum()
-    with pytest.raises(errors.InvalidArgument, match="agent serves"):
+    with pytest.raises(errors.InvalidArgument, match="cannot map this one"):
         handle.read(stream_ordered=True)
 
 
