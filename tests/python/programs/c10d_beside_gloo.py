@@ -163,6 +163,8 @@ def splits_with_its_own_options(group: dist.ProcessGroup, backend: str) -> None:
 @beside
 def names_who_misses_a_barrier(group: dist.ProcessGroup, _: str) -> None:
     """Rank 1 does not come. Another one may be late too, on a busy machine."""
+    if torch.__version__ < "2.15":
+        return  # there torch refuses the operation, but of a group whose backend is named gloo
     if rank != 1:
         try:
             dist.monitored_barrier(group, timeout=timedelta(seconds=3), wait_all_ranks=True)
