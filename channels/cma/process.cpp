@@ -123,7 +123,7 @@ int Process::read(std::byte* to, std::uint64_t from, std::size_t bytes) const {
 bool Process::alive() const {
   if (!pidfd_) return started_of(identity_.pid) == identity_.started;
   pollfd ended{pidfd_.get(), POLLIN, 0};
-  return ::poll(&ended, 1, 0) == 0;
+  return ::poll(&ended, 1, 0) <= 0;  // a signal that interrupts it says nothing
 }
 
 }  // namespace tensorferry::cma

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <functional>
@@ -125,6 +127,25 @@ TEST_F(CmaProcess, AnEndedProcessIsNotReached) {
   ::waitpid(pid, nullptr, 0);
   EXPECT_FALSE(process->alive());
   EXPECT_FALSE(cma::Process::find({pid, *started}).ok());
+}
+
+TEST_F(CmaProcess, AProcessIsAliveAlsoToAThreadThatSignalsInterrupt) {
+  static std::atomic<int> signals{0};
+  struct sigaction counts {};
+  struct sigaction before {};
+  counts.sa_handler = [](int) { ++signals; };
+  ASSERT_EQ(::sigaction(SIGALRM, &counts, &before), 0);
+  const auto self = cma::own_identity();
+  ASSERT_TRUE(self.has_value());
+  const auto process = cma::Process::find(*self);
+  ASSERT_TRUE(process.ok()) << process.status().text();
+  const itimerval often{{0, 20}, {0, 20}}, never{};
+  ASSERT_EQ(::setitimer(ITIMER_REAL, &often, nullptr), 0);
+  bool alive = true;
+  while (alive && signals < 5000) alive = process->alive();
+  ::setitimer(ITIMER_REAL, &never, nullptr);
+  ::sigaction(SIGALRM, &before, nullptr);
+  EXPECT_TRUE(alive);
 }
 
 /// Returns the descriptor that the driver gives in a grandchild process, or the driver's reason if it gives none. The
