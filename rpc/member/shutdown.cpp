@@ -28,7 +28,7 @@ Result<bool> is_set(Store& store, const std::string& key, Milliseconds timeout) 
 }  // namespace
 
 Status Member::wait_until_idle(const Patience& patience, const Unlocked& unlocked) const {
-  for (auto pause = std::chrono::microseconds(200);; pause = std::min(2 * pause, std::chrono::microseconds(10000))) {
+  for (auto pause = std::chrono::microseconds(200);; pause = std::min(2 * pause, std::chrono::microseconds(50000))) {
     const auto now = in_flight();
     if (!now.any()) return {};
     if (patience.over()) {
