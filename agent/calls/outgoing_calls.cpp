@@ -24,6 +24,7 @@ constexpr auto burst = std::chrono::microseconds(50);  // calls made closer toge
 constexpr auto slow_call = std::chrono::seconds(1);    // the flight recorder notes calls that took as long
 constexpr std::size_t events_in_errors = 3;            // of the link, in the text of a call that fails with it
 constexpr auto expiry_interval = Milliseconds(9);      // a slow tick, every 10 ms, may come early
+constexpr auto far_deadline = Milliseconds(120);       // later than the slowest tick, every 100 ms
 
 /// How long before its deadline the callee is asked how far a call has come: a third of the time-out, but at least some
 /// intervals of the tick, and at most what a slow network and a busy peer need for an answer.
@@ -386,22 +387,34 @@ Pace OutgoingCalls::tick(Clock::time_point now) {
     last_reply_ = now.time_since_epoch().count();
   if (count() == 0) return Pace::rest;
   const auto pace = lazy_.any() ? Pace::run : Pace::walk;
-  if (now.time_since_epoch().count() - last_expiry_ < std::chrono::nanoseconds(expiry_interval).count()) return pace;
-  last_expiry_ = now.time_since_epoch().count();
+  const auto added = pending_.added();
+  if (now - look_.at < expiry_interval) return pace == Pace::walk && added == look_.added ? look_.pace : pace;
   auto calls = pending_.all();
   bool any_done = false;
+  auto next = Clock::time_point::max();  // when something is to be done for a call
   for (const auto& call : calls) {
-    if (call->deadline && *call->deadline <= now)
-      expire(call);
-    else if (call->deadline && *call->deadline - now <= lead_of(call->options.timeout))
-      ask(*call);
+    if (call->deadline) next = std::min(next, watch_deadline(call, now));
     any_done = any_done || call->done();
   }
   // The last reference to a call drops memory of the program's, which may wait for the program's locks.
   if (any_done) around_.pool.submit([dropped = std::move(calls)] {});
   if (ring_.is_open()) ring_.ring()->calls->reclaim();
   expect_replies();  // for calls without a waiting thread
-  return pace;
+  look_ = {now, added, next - now > far_deadline ? Pace::stroll : Pace::walk};
+  return pace == Pace::run ? pace : look_.pace;
+}
+
+/// Ends the call if its deadline has passed, or asks how far it has come. Returns when it is to be looked at again.
+Clock::time_point OutgoingCalls::watch_deadline(const std::shared_ptr<Call::State>& call, Clock::time_point now) {
+  const auto deadline = *call->deadline;
+  if (deadline <= now) {
+    expire(call);
+    return Clock::time_point::max();
+  }
+  const auto asks = deadline - lead_of(call->options.timeout);
+  if (asks > now) return asks;
+  ask(*call);
+  return deadline;
 }
 
 /// Asks the callee how far the call has come, once. The tick flushes the frame.

@@ -22,7 +22,7 @@
 #include "agent/calls/ring_calls.h"
 #include "agent/connections/connections.h"
 #include "agent/connections/unsent_messages.h"
-#include "agent/pool/reactor.h"
+#include "agent/pool/pace.h"
 #include "agent/transport/frame_stream.h"
 #include "agent/wire/frame.h"
 #include "base/mutex.h"
@@ -142,6 +142,7 @@ class OutgoingCalls final : public ConnectionCalls, private RingCallsOwner {
                 bool by_ring);
   Status name_function(const Call::State& call, wire::Header& header, Bytes& extensions);
   void tell_given_up(const std::shared_ptr<FrameStream>& stream, std::uint64_t call);
+  Clock::time_point watch_deadline(const std::shared_ptr<Call::State>& call, Clock::time_point now);
   void ask(Call::State& call);
   void record(const Call::State& call, Code code);
   void count(const Call::State& call, Code code);
@@ -162,7 +163,13 @@ class OutgoingCalls final : public ConnectionCalls, private RingCallsOwner {
   std::unordered_map<std::uint32_t, std::deque<UnsentCall>> behind_;
   Mutex numbers_mutex_;
   std::unordered_map<std::string, std::uint32_t> numbers_;  // the callee's function numbers, by name
-  std::atomic<Clock::rep> last_flush_{0}, last_expiry_{0};
+  std::atomic<Clock::rep> last_flush_{0};
+  /// The last tick that looked at each call: what it wanted, and how many calls had been made by then.
+  struct Look {
+    Clock::time_point at;
+    std::uint64_t added = 0;
+    Pace pace = Pace::walk;
+  } look_;
   std::atomic<bool> answers_status_{false};        // the peer does
   std::atomic<std::uint64_t> replies_at_tick_{0};  // pending_.replies() at the last tick, to notice new ones
   std::atomic<Clock::rep> last_reply_{0};          // the last tick that noticed one

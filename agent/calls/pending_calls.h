@@ -37,6 +37,7 @@ class PendingCalls final {
     const auto id = call->id = std::uint64_t{slot.generation} << 32 | index;
     slot.call = std::move(call);
     ++count_;
+    ++added_;
     return id;
   }
   /// Returns the call, or null if it has ended or the id was never given out.
@@ -70,6 +71,11 @@ class PendingCalls final {
       if (slot.call) calls.push_back(slot.call);
     }
     return calls;
+  }
+  /// Returns how many calls have been added, also those that have ended.
+  [[nodiscard]] std::uint64_t added() const {
+    const std::lock_guard lock(mutex_);
+    return added_;
   }
   /// Returns how many replies have come, also of calls that had ended.
   [[nodiscard]] std::uint64_t replies() const {
@@ -107,7 +113,7 @@ class PendingCalls final {
   std::vector<PendingSlot> slots_;
   std::vector<std::uint32_t> free_;
   std::size_t count_ = 0;
-  std::uint64_t replies_ = 0;
+  std::uint64_t added_ = 0, replies_ = 0;
 };
 
 }  // namespace tensorferry

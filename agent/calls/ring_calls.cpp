@@ -193,6 +193,7 @@ bool RingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
       }
       if (!stopped) continue;
       if (slept) ring_->calls->stop_sleeping(call.slot);
+      expect_reply(call);  // the next tick may be far off
       return false;
     }
   }

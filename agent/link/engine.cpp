@@ -45,8 +45,8 @@ void Engine::activate(std::weak_ptr<TickedLink> link) {
 }
 
 Pace Engine::tick() {
-  pool->tick();
-  return std::max(pool->busy() ? Pace::run : Pace::rest, active_links.tick(clock.now()));
+  const auto pace = pool->tick();
+  return std::max(pace, active_links.tick(clock.now()));
 }
 
 void Engine::look_after() try {

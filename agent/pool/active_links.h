@@ -7,7 +7,7 @@
 #include <memory>
 #include <mutex>
 
-#include "agent/pool/reactor.h"
+#include "agent/pool/pace.h"
 #include "base/clock.h"
 
 namespace tensorferry {

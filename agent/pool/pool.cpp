@@ -24,6 +24,7 @@ thread_local void* current_worker = nullptr;
 constexpr int most_woken_per_tick = 8;
 // Per running handler. If fewer end in a tick of 1 ms, each takes some 60 us or longer, as those that copy to GPUs do.
 constexpr std::uint64_t few_in_a_tick = 16;
+constexpr int ticks_until_quiet = 50;
 
 /// Ends a forked child that has returned from the job in which it was forked: the child has none of the pool's threads
 /// and must not use its locks.
@@ -227,19 +228,29 @@ bool Pool::short_of_threads(std::uint64_t finished) {
   return std::exchange(was_slow_, slow) && slow;
 }
 
-void Pool::tick() {
+Pace Pool::tick() {
+  if (!busy()) return Pace::rest;
   const std::lock_guard lock(mutex_);
   const auto finished = jobs_.finished_since_last();
-  if (stopping_) return;
+  quiet_ticks_ = finished == 0 ? quiet_ticks_ + 1 : 0;
+  if (stopping_) return Pace::run;
   if (jobs_.start_expired(clock_.now())) wake_for_jobs();
   const bool more = short_of_threads(finished);
-  if (finished != 0) return more ? wake_one() : void();
+  if (finished != 0) {
+    if (more) wake_one();
+    return Pace::run;
+  }
   // No job has ended for a tick, so every running job takes longer: other threads must read and take the waiting work.
   if (leader_ != nullptr && !readables_.waits()) leader_ = nullptr;
   auto needed = std::min<std::size_t>(jobs_without_thread() + (unattended(*rings_.all()) ? 1 : 0), most_woken_per_tick);
   if (leader_ == nullptr) needed = std::max<std::size_t>(needed, 1);
+  if (needed == 0 && quiet_ticks_ > ticks_until_quiet && jobs_.waiting() == 0) {
+    if (rings_.all()->empty() || threads_.any_parked()) return Pace::stroll;
+    needed = 1;  // else a request in a ring would wait for a tick
+  }
   // Woken and starting threads count: on a busy machine a thread may take many ticks to run.
   for (auto coming = threads_.coming(); coming < static_cast<int>(needed); ++coming) wake_one();
+  return Pace::run;
 }
 
 void Pool::stop(std::chrono::milliseconds patience) {
@@ -473,7 +484,7 @@ void Pool::run(Worker& self, Job job, std::unique_lock<std::mutex>& lock) {
 
 /// Sleeps until there may be work. False: the thread is to end.
 bool Pool::park(Worker& self, std::unique_lock<std::mutex>& lock) {
-  if (!threads_.at_minimum() && threads_.leave_as_surplus(clock_.now())) return false;
+  if (!threads_.at_minimum(jobs_.running()) && threads_.leave_as_surplus(clock_.now())) return false;
   auto& doorbell = rings_.doorbell();
   const auto ticket = doorbell.ticket();
   self.sources = rings_.all();  // read after the doorbell's ticket: add() wakes this thread for a ring that comes later
@@ -490,7 +501,7 @@ bool Pool::park(Worker& self, std::unique_lock<std::mutex>& lock) {
   }
   lock.lock();
   threads_.unpark();
-  return woken || threads_.at_minimum();
+  return woken || threads_.at_minimum(jobs_.running());
 }
 
 /// Takes the lead: sleeps until descriptors are ready, and runs their readers.

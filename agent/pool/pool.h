@@ -29,6 +29,7 @@
 #include <optional>
 
 #include "agent/pool/executor_use.h"
+#include "agent/pool/pace.h"
 #include "agent/pool/polled_rings.h"
 #include "agent/pool/pool_jobs.h"
 #include "agent/pool/pool_threads.h"
@@ -44,7 +45,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   using Limits = PoolLimits;
   using Watch = ReadableSet::Watch;
 
-  /// `kick` starts the reactor's tick, which calls tick() about every millisecond while `busy()`.
+  /// `kick` starts the reactor's tick, which calls tick() as often as that wants.
   Pool(Limits limits, std::shared_ptr<Executor> executor, std::function<void()> kick, Clock clock = {});
   ~Pool();
   void start();
@@ -99,8 +100,10 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   [[nodiscard]] Load load() const;
 
   /// Promotes a new leader and wakes or adds threads, if no job has ended since the last tick. Adds a thread too if
-  /// requests wait for slow handlers at two ticks running. Called by the reactor thread.
-  void tick();
+  /// requests wait for slow handlers at two ticks running. If handlers run for long, sees to it that as many other
+  /// threads wait for work as in an idle pool. Then it wants few ticks: whatever starts a job kicks. Called by the
+  /// reactor thread.
+  Pace tick();
   /// Runs one job, or else the readers of the descriptors that are ready, on the calling thread, for a pool without
   /// threads. False: there was nothing to do.
   bool run_one();
@@ -158,6 +161,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   Worker* leader_ = nullptr;
   Worker driven_;          // the caller of run_one()
   bool was_slow_ = false;  // at the last tick, see short_of_threads()
+  int quiet_ticks_ = 0;    // in a row at which no job had ended
   bool stopping_ = false;
   std::condition_variable ended_;  // a thread has
 };

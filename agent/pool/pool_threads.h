@@ -80,8 +80,11 @@ class PoolThreads final {
   }
 
   // --- fewer threads -------------------------------------------------------------------------------------------------
-  /// Returns whether no thread may end, unless the pool is stopped.
-  [[nodiscard]] bool at_minimum() const noexcept { return threads_ - ending_ <= limits_.least; }
+  /// Returns whether no thread may end, unless the pool is stopped: beside those that are `running` handlers and those
+  /// that wait for a peer, there are no more than an idle pool has.
+  [[nodiscard]] bool at_minimum(int running) const noexcept {
+    return threads_ - ending_ <= limits_.least + running + blocked_;
+  }
   /// Returns whether the calling thread is to end, and takes it off the surplus then. Not at_minimum(). The surplus is
   /// the number of threads that were parked throughout the last `idle` period: so many were not needed. The time that
   /// one thread has slept does not tell: sleepers are woken in turn, so under a trickle of work none of them is idle

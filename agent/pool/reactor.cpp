@@ -15,8 +15,13 @@ namespace {
 
 thread_local bool is_reactor = false;
 
-constexpr std::chrono::milliseconds tick_interval{1}, slow_interval{10};
 constexpr int ticks_until_slower = 200;  // so that not every call of a burst pays for waking this thread
+constexpr int ticks_until_stroll = 20;   // from Pace::walk
+
+std::chrono::milliseconds interval_of(Pace pace) {
+  if (pace == Pace::run) return std::chrono::milliseconds(1);
+  return std::chrono::milliseconds(pace == Pace::walk ? 10 : 100);
+}
 
 /// Runs handlers. False: one had no memory; what it held is destroyed, which ends its connection or its dial.
 template <class Run>
@@ -125,7 +130,7 @@ Pace Reactor::tick() noexcept {
 }
 
 void Reactor::schedule() {
-  loop_->timer.expires_after(pace_.load(std::memory_order_relaxed) == Pace::walk ? slow_interval : tick_interval);
+  loop_->timer.expires_after(interval_of(pace_.load(std::memory_order_relaxed)));
   loop_->timer.async_wait([this](const boost::system::error_code& error) {
     if (error) return;
     const auto pace = pace_.load(std::memory_order_seq_cst);
@@ -133,7 +138,8 @@ void Reactor::schedule() {
     slower_ticks_ = wanted < pace ? slower_ticks_ + 1 : 0;
     if (wanted > pace) {
       pace_.store(wanted, std::memory_order_seq_cst);
-    } else if (slower_ticks_ > ticks_until_slower || (pace == Pace::walk && wanted == Pace::rest)) {
+    } else if (slower_ticks_ > (pace == Pace::run ? ticks_until_slower : ticks_until_stroll) ||
+               (pace != Pace::run && wanted == Pace::rest)) {
       auto before = pace;
       if (!pace_.compare_exchange_strong(before, wanted, std::memory_order_seq_cst)) return;  // kick() schedules
       slower_ticks_ = 0;

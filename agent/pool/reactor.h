@@ -6,27 +6,20 @@
 #include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
 
+#include "agent/pool/pace.h"
 #include "base/function.h"
 
 namespace tensorferry {
 
-/// What a tick found: how soon the next one is needed.
-enum class Pace : std::uint8_t {
-  rest,  // nothing is under way
-  walk,  // only deadlines are to be watched
-  run,   // work may need help within a millisecond
-};
-
 class Reactor final {
  public:
-  /// `tick` runs on the thread from a kick() on: about every millisecond, and every 10 ms after it has not returned
-  /// Pace::run about 200 times in a row. It stops when it has returned Pace::rest as often.
+  /// `tick` runs on the thread from a kick() on: about every millisecond. After it has not returned Pace::run about 200
+  /// times in a row, it runs every 10 or 100 ms, as it wants, or no more.
   /// `threads` false: there is no thread, and the caller of poll_one() and tick_once() decides what happens.
   explicit Reactor(std::function<Pace()> tick, bool threads = true);
   ~Reactor();

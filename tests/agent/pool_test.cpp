@@ -96,6 +96,30 @@ class Doorbell final : public Readable {
   const std::function<void()> on_read_;
 };
 
+/// A ring whose requests count themselves.
+class CountingRing final : public RequestSource {
+ public:
+  explicit CountingRing(Pool& pool) : pool_(pool) {}
+  void put() {
+    ++waiting_;
+    pool_.doorbell().ring();
+  }
+  [[nodiscard]] bool empty() const override { return waiting_ == 0; }
+  [[nodiscard]] bool needs_executor() override { return false; }
+  bool serve_one() override {
+    auto seen = waiting_.load();
+    while (seen != 0 && !waiting_.compare_exchange_weak(seen, seen - 1)) {
+    }
+    if (seen != 0) ++served;
+    return seen != 0;
+  }
+  std::atomic<int> served{0};
+
+ private:
+  Pool& pool_;
+  std::atomic<int> waiting_{0};
+};
+
 /// An executor with one global lock, like a language runtime. Counts its calls.
 class CountingExecutor final : public Executor {
  public:
@@ -189,6 +213,31 @@ TEST_F(Pools, AHandlerThatDeclaresBlockingIsReplacedWithoutATick) {
     ASSERT_TRUE(eventually([&] { return read == blocked; })) << blocked;
   }
   gate.open();
+  finish();
+}
+
+TEST_F(Pools, HandlersThatRunForLongNeedNoTickOnceOtherThreadsWaitForWork) {
+  start({.least = 2, .most = 8}, nullptr, false);
+  Gate gate;
+  std::atomic<int> read{0}, ran{0};
+  const auto bell = std::make_shared<Doorbell>([&] { ++read; });
+  const auto ring = std::make_shared<CountingRing>(*pool);
+  pool->add(bell->fd.get(), bell, Pool::Watch::always);
+  pool->add(ring);
+  EXPECT_EQ(pool->tick(), Pace::rest);
+  occupy(3, gate);
+  ASSERT_TRUE(eventually([&] { return pool->tick() == Pace::stroll; }));
+  for (int turn = 1; turn <= 100; ++turn) {
+    bell->ring();
+    ASSERT_TRUE(eventually([&] { return read == turn; })) << turn;
+    ring->put();
+    ASSERT_TRUE(eventually([&] { return ring->served == turn; })) << turn;
+    pool->submit([&] { ++ran; });
+    ASSERT_TRUE(eventually([&] { return ran == turn; })) << turn;
+  }
+  EXPECT_EQ(pool->threads(), 5) << "three that run handlers, and two as in an idle pool";
+  gate.open();
+  ASSERT_TRUE(eventually([&] { return pool->tick() == Pace::rest; }));
   finish();
 }
 

@@ -50,6 +50,16 @@ TEST_F(Ticks, ComeSeldomWhileOnlyDeadlinesAreToBeWatched) {
   EXPECT_GT(since.passed(), std::chrono::milliseconds(250)) << "each comes 10 ms after the one before, not 1 ms";
 }
 
+TEST_F(Ticks, ComeTenTimesASecondIfNoneIsNeededSoon) {
+  pace = Pace::stroll;
+  reactor.kick();
+  ASSERT_TRUE(eventually([&] { return ticks > 210; }));
+  const Since since;
+  const int before = ticks;
+  EXPECT_TRUE(eventually([&] { return ticks > before + 5; }));
+  EXPECT_GT(since.passed(), std::chrono::milliseconds(250)) << "each comes 100 ms after the one before";
+}
+
 TEST_F(Ticks, PreemptNoOtherThread) {
   int mine = -1;
   sched_param parameters{};

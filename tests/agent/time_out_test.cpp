@@ -203,6 +203,15 @@ TEST_P(TimedOut, CallsWithoutAWaiterTellThatTheyRun) {
   EXPECT_THAT(text, HasSubstr("still running"));
 }
 
+TEST_P(TimedOut, CallsWhoseDeadlineWasFarEndAtIt) {
+  serve_blocked();
+  const Since since;
+  const auto reply = call_sync(*a, "b", "blocked", {}, within(milliseconds(2500)));  // the ticks slow down meanwhile
+  EXPECT_EQ(reply.status().code(), Code::deadline_exceeded);
+  EXPECT_GE(since.passed(), milliseconds(2500));
+  EXPECT_LT(since.passed(), long_enough);
+}
+
 TEST_P(TimedOut, CallsTellThatAllHandlersWereBusy) {
   serve_blocked();
   std::vector<Call> calls;
