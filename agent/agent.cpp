@@ -238,14 +238,14 @@ Call RawAgent::call(std::string_view peer, std::string_view function, Message me
   auto state = std::make_shared<Call::State>(std::string(function), std::move(options), engine.clock);
   if (auto status = ended(engine); !status) {
     state->complete(std::move(status));
-    state->release_arguments();
+    state->arguments.release();
     return Call(std::move(state));
   }
   const auto bytes = message.bytes();
   auto link = engine.peers.link_to(peer);
   state->link = link;
   if (state->options.idempotent) {
-    state->device_time = device_time_of(message);
+    state->cost.device_time = device_time_of(message);
     IdempotentCall::start(engine.shared_from_this(), peer, state, std::move(message));
     return Call(std::move(state));
   }
@@ -253,11 +253,11 @@ Call RawAgent::call(std::string_view peer, std::string_view function, Message me
     if (auto status = link->acquire_credit(bytes, state->options); !status) {
       state->complete(Status(status.code(),
                              formatted("\"{}\" on \"{}\": not sent, because {}", state->shown(), peer, status.what())));
-      state->release_arguments();
+      state->arguments.release();
       return Call(std::move(state));
     }
-    state->counted_bytes = bytes;
-    state->device_time = device_time_of(message);
+    state->cost.bytes = bytes;
+    state->cost.device_time = device_time_of(message);
   }
   link->start(state, std::move(message));
   return Call(std::move(state));

@@ -8,7 +8,6 @@
 #include "agent/idempotent_call.h"
 #include "agent/message.h"
 #include "base/foreign_code.h"
-#include "base/futex.h"
 #include "base/out_of_memory.h"
 
 namespace tensorferry {
@@ -39,65 +38,24 @@ Call::State::State(std::string name, RawCallOptions call_options, Clock of_agent
 bool Call::State::inherited() const noexcept { return link && !done() && link->inherited(); }
 
 void Call::State::complete(Result<Received> result) {
-  bool callback = false;
-  bool executor = false;
-  {
-    const std::lock_guard lock(mutex_);
-    if (result_) return;
-    result_ = std::move(result);
-    callback = static_cast<bool>(completion_);
-    executor = with_executor_;
-  }
-  if (word_.exchange(finished, std::memory_order_seq_cst) == sleeping) futex_wake(word_);
-  if (callback) {
-    auto self = shared_from_this();
-    bool handed = false;
-    out_of_memory::with_reserve([&] { handed = link && link->run([self] { self->run_completion(); }, executor); });
-    if (!handed) run_completion();
-  }
+  const auto awaited = outcome_.set(std::move(result));
+  if (!awaited.by_completion) return;
+  auto self = shared_from_this();
+  bool handed = false;
+  out_of_memory::with_reserve(
+      [&] { handed = link && link->run([self] { self->run_completion(); }, awaited.with_executor); });
+  if (!handed) run_completion();
 }
 
 void Call::State::run_completion() {
-  UniqueFunction<void(Result<Received>)> completion;
-  std::optional<Result<Received>> result;
-  auto taken = out_of_memory::status();
-  out_of_memory::with_reserve([&] { taken = {Code::invalid_argument, "the reply was taken already"}; });
-  {
-    const std::lock_guard lock(mutex_);
-    if (!completion_) return;  // claimed
-    completion = std::move(completion_);
-    result = std::move(result_);
-    result_ = std::move(taken);
-  }
-  run_foreign("the completion of a call", [&] { completion(std::move(*result)); });
+  auto due = outcome_.take_due();
+  if (!due.completion) return;
+  run_foreign("the completion of a call", [&] { due.completion(std::move(*due.result)); });
   if (link) link->calls().lazy().ended(*this, true);
 }
 
-void Call::State::prepare_to_sleep() {
-  auto expected = woken;
-  word_.compare_exchange_strong(expected, idle, std::memory_order_acq_rel);
-}
-
-bool Call::State::sleep(std::optional<Clock::time_point> until) {
-  auto expected = idle;
-  if (!word_.compare_exchange_strong(expected, sleeping, std::memory_order_acq_rel) && expected != sleeping)
-    return true;
-  const bool uninterrupted = clock.wait(word_, sleeping, until);
-  expected = sleeping;
-  // Another thread may sleep on the word too: it says again that it sleeps, else complete() would not wake it.
-  if (word_.compare_exchange_strong(expected, idle, std::memory_order_acq_rel)) futex_wake(word_);
-  return uninterrupted;
-}
-
-void Call::State::wake() {
-  auto was = word_.load(std::memory_order_acquire);
-  while (was != finished && !word_.compare_exchange_weak(was, woken, std::memory_order_acq_rel)) {
-  }
-  if (was == sleeping) futex_wake(word_);
-}
-
 bool Call::State::wait_for_attempts(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {
-  const WaitInHandler place;
+  const WaitInHandler waiting;
   while (!done()) {
     if (until && clock.now() >= *until) return false;
     prepare_to_sleep();
@@ -108,81 +66,35 @@ bool Call::State::wait_for_attempts(std::optional<Clock::time_point> until, cons
 
 Result<Received> Call::State::take() {
   if (inherited()) return link->used_after_fork();
-  const std::lock_guard lock(mutex_);
-  if (!result_) return Status(Code::invalid_argument, "the call has not completed");
-  auto result = std::move(*result_);
-  result_ = Status(Code::invalid_argument, "the reply was taken already");
-  return result;
+  return outcome_.take();
 }
 
 void Call::State::on_done(UniqueFunction<void(Result<Received>)> completion, bool with_executor, Notice notice) {
   if (inherited()) return completion(link->used_after_fork());
-  bool now = false;
-  {
-    const std::lock_guard lock(mutex_);
-    completion_ = std::move(completion);
-    with_executor_ = with_executor;
-    now = result_.has_value();
-  }
-  if (now) return run_completion();
+  if (outcome_.keep(std::move(completion), with_executor)) return run_completion();
   if (notice == Notice::prompt || !link || options.idempotent) return escalate();
-  lazy = true;
+  wait.lazy = true;
   if (!link->calls().lazy().become_sentinel(*this)) return link->activate();
   escalate();
   if (done()) link->calls().lazy().ended(*this, true);  // the completion may have run before this was the sentinel call
 }
 
 void Call::State::escalate() {
-  lazy = false;
+  wait.lazy = false;
   if (link && !options.idempotent) link->calls().expect_reply(*this);
 }
 
 bool Call::State::claim() {
-  UniqueFunction<void(Result<Received>)> dropped;
-  {
-    const std::lock_guard lock(mutex_);
-    dropped = std::move(completion_);
-  }
-  lazy = false;
+  const auto dropped = outcome_.claim();
+  wait.lazy = false;
   if (link) link->calls().lazy().ended(*this, false);
   return static_cast<bool>(dropped);
 }
 
 void Call::State::on_sent(Completion sent, bool with_executor) {
-  {
-    std::unique_lock lock(mutex_);
-    if (holds_ == 0) {
-      lock.unlock();
-      return sent({});
-    }
-    sent_.push_back(with_executor && link ? by_executor(link, std::move(sent)) : std::move(sent));
-  }
+  const auto keep = [&] { return with_executor && link ? by_executor(link, std::move(sent)) : std::move(sent); };
+  if (!arguments.when_released(keep)) return sent({});
   escalate();  // the reply may carry the acknowledgement
-}
-
-void Call::State::set_report(CalleeReport report) {
-  auto kept = std::make_unique<const CalleeReport>(report);
-  const std::lock_guard lock(mutex_);
-  report_.swap(kept);
-}
-
-std::optional<CalleeReport> Call::State::report() const {
-  const std::lock_guard lock(mutex_);
-  return report_ ? std::optional(*report_) : std::nullopt;
-}
-
-void Call::State::hold_arguments() {
-  const std::lock_guard lock(mutex_);
-  ++holds_;
-}
-
-void Call::State::release_arguments() {
-  std::vector<Completion> sent;
-  {
-    const std::lock_guard lock(mutex_);
-    if (--holds_ == 0) sent.swap(sent_);
-  }
-  for (const auto& completion : sent) completion({});
 }
 
 bool Call::wait(std::optional<Clock::time_point> until, const std::function<bool()>& interrupted) {
@@ -199,7 +111,8 @@ bool Call::spin_wait(std::chrono::nanoseconds at_least) {
 
 bool Call::done() const noexcept {
   if (state_->inherited()) return true;
-  if (!state_->done() && state_->in_ring.load(std::memory_order_acquire)) state_->link->calls().ring().poll(*state_);
+  if (!state_->done() && state_->place.in_ring.load(std::memory_order_acquire))
+    state_->link->calls().ring().poll(*state_);
   return state_->done();
 }
 std::string_view Call::function() const noexcept { return state_->function; }
@@ -208,7 +121,7 @@ void Call::on_done(UniqueFunction<void(Result<Received>)> completion, bool with_
   state_->on_done(std::move(completion), with_executor, notice);
 }
 void Call::escalate() {
-  if (state_->lazy && !state_->inherited()) state_->escalate();
+  if (state_->wait.lazy && !state_->inherited()) state_->escalate();
 }
 bool Call::claim() { return state_->inherited() || state_->claim(); }
 void Call::on_sent(Completion sent, bool with_executor) {
@@ -216,7 +129,8 @@ void Call::on_sent(Completion sent, bool with_executor) {
   state_->on_sent(std::move(sent), with_executor);
 }
 void Call::cancel() {
-  if (const auto attempts = state_->attempts.lock(); attempts && !state_->inherited()) return attempts->cancel();
+  if (const auto attempts = state_->idempotence.attempts.lock(); attempts && !state_->inherited())
+    return attempts->cancel();
   if (state_->link && !state_->inherited())
     state_->link->calls().cancel(state_,
                                  Status(Code::cancelled, "\"" + state_->shown() + "\" was cancelled by its caller"));

@@ -2,18 +2,19 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <vector>
 
+#include "agent/argument_holds.h"
+#include "agent/call_outcome.h"
 #include "agent/handles.h"
 #include "agent/message.h"
 #include "agent/transport/call_ring.h"
-#include "agent/wire/frame.h"
-#include "base/mutex.h"
 
 namespace tensorferry {
 
@@ -39,14 +40,45 @@ class HandleLink {
   ~HandleLink() = default;
 };
 
-/// What the callee has told about a call shortly before its deadline.
-struct CalleeReport {
-  wire::CallStatus status;
-  Clock::time_point at;  // when it came
-};
-
 /// Why a request has not been sent yet.
 enum class SendHold : std::uint8_t { none, connection, probe, order };
+
+/// Where the link of a call keeps it until the reply comes.
+struct CallPlace {
+  std::uint64_t id = 0;              // in the link's table of pending calls; 0: not in it
+  SlotId slot;                       // of the link's outgoing ring; valid if `in_ring`
+  std::atomic<bool> in_ring{false};  // the reply comes into `slot`
+};
+
+/// What carrying the arguments of a call takes. Set before the state is shared.
+struct ArgumentCost {
+  std::size_t bytes = 0;                   // credit taken from the bound on bytes in flight
+  std::chrono::nanoseconds device_time{};  // estimate of the time that GPUs take to copy the arguments
+};
+
+/// How this side waits for the reply of a call.
+struct ReplyWait {
+  std::atomic<bool> waited{false};  // a thread waits for this call as a reader of the stream, or asleep
+  std::atomic<bool> lazy{false};    // has a lazy completion: no thread is told yet to take the reply for it
+  bool spun = false;                // Call::spin_wait has spun for the reply, so wait() need not spin again
+};
+
+/// How far a call has come, as this side knows.
+struct CallProgress {
+  std::atomic<Clock::rep> sent_at{0};  // when the request was built to be sent; 0: not yet
+  std::atomic<SendHold> hold{SendHold::none};
+  std::atomic<bool> landing{false};    // a reply has come; its buffers may be landing in `options.into`
+  std::atomic<bool> given_up{false};   // cancelled, or expired
+  std::atomic<bool> asked{false};      // the callee has been asked how far the call has come
+  std::shared_ptr<CallRecord> traced;  // null: no trace is recorded; set before the state is shared
+};
+
+/// What ties an idempotent call and its attempts, each of which is a call too.
+struct Idempotence {
+  std::weak_ptr<IdempotentCall> attempts;  // of an idempotent call; set before the state is shared
+  bool may_come_again = false;             // an attempt; set before the state is shared
+  bool refused = false;                    // the callee answered with an error; set before complete()
+};
 
 class Call::State final : public std::enable_shared_from_this<Call::State> {
  public:
@@ -55,15 +87,12 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
   /// Ends the call with `result`; later results are dropped. Wakes the waiting thread, and hands the completion to the
   /// pool of `link`. If the pool has been stopped, runs the completion on the calling thread.
   void complete(Result<Received> result);
-  [[nodiscard]] bool done() const noexcept { return word_.load(std::memory_order_seq_cst) == finished; }
+  [[nodiscard]] bool done() const noexcept { return outcome_.done(); }
 
-  /// Sleeps until the call ends, wake() or `until`; may return for no reason. False: a signal interrupted the sleep.
-  bool sleep(std::optional<Clock::time_point> until);
-  /// Wakes the sleeping thread although the call has not ended, so that it reads the stream itself.
-  void wake();
-  /// Clears an earlier wake(). A thread calls it before it tries to become the reader; a wake() between this and
-  /// sleep() is not lost.
-  void prepare_to_sleep();
+  /// See CallOutcome.
+  bool sleep(std::optional<Clock::time_point> until) { return outcome_.sleep(clock, until); }
+  void wake() { outcome_.wake(); }
+  void prepare_to_sleep() { outcome_.prepare_to_sleep(); }
 
   /// Returns whether this is the parent's call, in a forked child. No thread of the child ends it, and its lock may be
   /// held for ever.
@@ -83,52 +112,29 @@ class Call::State final : public std::enable_shared_from_this<Call::State> {
     return options.label.empty() ? std::string(shown_name(function)) : options.label;
   }
   /// Returns whether the reply is landing in `options.into`. The call then ends when no channel can write there.
-  [[nodiscard]] bool lands_at_callers() const noexcept { return landing && !options.into.empty(); }
+  [[nodiscard]] bool lands_at_callers() const noexcept { return progress.landing && !options.into.empty(); }
 
   /// Keeps the callee's report.
-  void set_report(CalleeReport report);
-  [[nodiscard]] std::optional<CalleeReport> report() const;
-
-  /// Counts the holders of the arguments' memory. When the last one releases it, the completions of on_sent run.
-  void hold_arguments();
-  void release_arguments();
+  void set_report(CalleeReport report) { outcome_.set_report(report); }
+  [[nodiscard]] std::optional<CalleeReport> report() const { return outcome_.report(); }
 
   const std::string function;
   const RawCallOptions options;
   const Clock clock;  // the agent's
   const Clock::time_point made = clock.now();
   const std::optional<Clock::time_point> deadline;
-  std::shared_ptr<HandleLink> link;        // set before the state is shared with readers
-  std::uint64_t id = 0;                    // in the link's table of pending calls; 0: not in it
-  std::size_t counted_bytes = 0;           // credit taken from the bound on bytes in flight
-  std::chrono::nanoseconds device_time{};  // estimate of the time that GPUs take to copy the arguments
-  std::atomic<bool> landing{false};        // a reply has come; its buffers may be landing in `options.into`
-  std::atomic<bool> waited{false};         // a thread waits for this call as a reader of the stream, or asleep
-  SlotId slot;                             // of the link's outgoing ring; valid if `in_ring`
-  std::atomic<bool> in_ring{false};        // the reply comes into `slot`
-  std::atomic<Clock::rep> sent_at{0};      // when the request was built to be sent; 0: not yet
-  std::atomic<SendHold> hold{SendHold::none};
-  std::atomic<bool> given_up{false};       // cancelled, or expired
-  std::atomic<bool> asked{false};          // the callee has been asked how far the call has come
-  std::shared_ptr<CallRecord> traced;      // null: no trace is recorded; set before the state is shared
-  std::weak_ptr<IdempotentCall> attempts;  // of an idempotent call; set before the state is shared
-  bool may_come_again = false;             // an attempt of an idempotent call; set before the state is shared
-  bool refused = false;                    // the callee answered with an error; set before complete()
-  bool spun = false;                       // Call::spin_wait has spun for the reply, so wait() need not spin again
-  std::atomic<bool> lazy{false};           // has a lazy completion: no thread is told yet to take the reply for it
+  std::shared_ptr<HandleLink> link;  // set before the state is shared with readers
+  CallPlace place;
+  ArgumentCost cost;
+  ReplyWait wait;
+  CallProgress progress;
+  Idempotence idempotence;
+  ArgumentHolds arguments;
 
  private:
-  static constexpr std::uint32_t idle = 0, sleeping = 1, woken = 2, finished = 3;
   void run_completion();
 
-  std::atomic<std::uint32_t> word_{idle};
-  mutable Mutex mutex_;
-  std::optional<Result<Received>> result_;
-  UniqueFunction<void(Result<Received>)> completion_;
-  bool with_executor_ = false;
-  std::vector<Completion> sent_;
-  std::unique_ptr<const CalleeReport> report_;
-  int holds_ = 1;  // holders of the arguments; the first is the call, until its link has taken the message
+  CallOutcome outcome_;
 };
 
 }  // namespace tensorferry

@@ -20,7 +20,7 @@ std::vector<CallMetrics> oldest_calls(const std::vector<std::shared_ptr<Link>>& 
   std::vector<CallMetrics> out;
   for (std::size_t i = 0; i < kept; ++i) {
     const auto& [call, peer] = calls[i];
-    out.push_back({call->shown(), std::string(peer), now - call->made, call->sent_at != 0});
+    out.push_back({call->shown(), std::string(peer), now - call->made, call->progress.sent_at != 0});
   }
   return out;
 }

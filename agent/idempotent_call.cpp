@@ -22,11 +22,11 @@ void IdempotentCall::start(std::shared_ptr<Engine> engine, std::string_view peer
     const auto* const why = by_value ? "an idempotent call cannot have an order key"
                                      : "an idempotent call cannot share memory with the callee";
     call->complete(Status(Code::invalid_argument, why));
-    return call->release_arguments();
+    return call->arguments.release();
   }
   const auto made =
       std::shared_ptr<IdempotentCall>(new IdempotentCall(std::move(engine), peer, std::move(call), std::move(message)));
-  made->call_->attempts = made;
+  made->call_->idempotence.attempts = made;
   made->attempt();
 }
 
@@ -47,9 +47,9 @@ void IdempotentCall::begin_attempt() {
   }
   const auto attempt = std::make_shared<Call::State>(call_->function, std::move(options), engine_->clock);
   attempt->link = link;
-  attempt->may_come_again = true;
+  attempt->idempotence.may_come_again = true;
   Call handle(attempt);
-  handle.on_sent([call = call_](const Status&) { call->release_arguments(); });
+  handle.on_sent([call = call_](const Status&) { call->arguments.release(); });
   UniqueFunction<void(Result<Received>)> done = [self = shared_from_this(), attempt, link](Result<Received> result) {
     self->ended(*attempt, *link, std::move(result));
   };
@@ -57,9 +57,9 @@ void IdempotentCall::begin_attempt() {
   const auto bytes = message.bytes();
   auto status = bytes != 0 ? link->acquire_credit(bytes, attempt->options) : Status();
   if (!status.ok()) return finish(std::move(status));
-  attempt->counted_bytes = bytes;
-  attempt->device_time = call_->device_time;
-  call_->hold_arguments();
+  attempt->cost.bytes = bytes;
+  attempt->cost.device_time = call_->cost.device_time;
+  call_->arguments.hold();
   link->start(attempt, std::move(message));
   // From here on nothing takes memory: the call ends when the attempt does, which may land in the caller's memory.
   bool cancelled = false;
@@ -73,7 +73,7 @@ void IdempotentCall::begin_attempt() {
 }
 
 void IdempotentCall::ended(const Call::State& attempt, const Link& link, Result<Received> result) {
-  if (result.ok() || attempt.refused) return finish(std::move(result));
+  if (result.ok() || attempt.idempotence.refused) return finish(std::move(result));
   const auto why = result.status();
   if (may_try_again(link, why)) {
     if (const auto session = link.session()) reached_ = session;
@@ -103,7 +103,7 @@ bool IdempotentCall::may_try_again(const Link& link, const Status& why) {
 
 void IdempotentCall::finish(Result<Received> result) {
   call_->complete(std::move(result));
-  call_->release_arguments();
+  call_->arguments.release();
 }
 
 void IdempotentCall::cancel() {

@@ -97,7 +97,7 @@ class IncomingMessage final {
         if (arrival.parts.empty())
           received.buffers[arrival.index] = std::move(arrival.sink.result);
         else
-          take_apart(arrival, received.buffers);
+          unpack(arrival, received.buffers);
       }
     }
     std::exchange(arrived_, {})(*std::move(outcome), std::move(received));
@@ -112,7 +112,7 @@ class IncomingMessage final {
 
   /// Makes each part of a bundle a buffer of its own, which keeps the bundle's memory alive. A part for which `into`
   /// has memory is copied there.
-  void take_apart(const Arrival& bundle, std::vector<Buffer>& buffers) const {
+  void unpack(const Arrival& bundle, std::vector<Buffer>& buffers) const {
     const auto& whole = bundle.sink.result;
     std::uint64_t end = 0;
     for (const auto& part : bundle.parts) {

@@ -44,7 +44,7 @@ class LazyCompletions final {
       throw;
     }
     for (const auto& call : calls) {
-      if (!call->lazy) continue;
+      if (!call->wait.lazy) continue;
       if (call->made < made_before)
         call->escalate();
       else

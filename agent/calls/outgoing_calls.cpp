@@ -34,10 +34,10 @@ Milliseconds lead_of(Milliseconds timeout) { return std::clamp(timeout / 3, Mill
 struct ArgumentPin {
   ArgumentPin(std::shared_ptr<Call::State> of, std::shared_ptr<void> by, Credits& from, std::size_t size)
       : call(std::move(of)), link(std::move(by)), credits(from), bytes(size) {
-    call->hold_arguments();
+    call->arguments.hold();
   }
   ~ArgumentPin() {
-    call->release_arguments();
+    call->arguments.release();
     credits.release(bytes);
   }
   ArgumentPin(const ArgumentPin&) = delete;
@@ -71,9 +71,9 @@ void OutgoingCalls::acknowledged(const std::vector<std::uint64_t>& releases) {
 
 void OutgoingCalls::add(const std::shared_ptr<Call::State>& call, const Message& message) {
   if (around_.trace.on()) {
-    call->traced = std::make_shared<CallRecord>();
-    call->traced->bytes = message.payload.size();
-    for (const auto& buffer : message.buffers) call->traced->bytes += buffer.bytes;
+    call->progress.traced = std::make_shared<CallRecord>();
+    call->progress.traced->bytes = message.payload.size();
+    for (const auto& buffer : message.buffers) call->progress.traced->bytes += buffer.bytes;
   }
   pending_.add(call);
   ++around_.counters.pending;
@@ -97,7 +97,7 @@ bool OutgoingCalls::queued_behind(const std::shared_ptr<Call::State>& call, Mess
   if (order == 0) return false;
   const std::lock_guard lock(behind_mutex_);
   if (const auto it = behind_.find(order); it != behind_.end()) {
-    call->hold = SendHold::order;
+    call->progress.hold = SendHold::order;
     it->second.push_back({call, std::move(message)});
     return true;
   }
@@ -107,7 +107,7 @@ bool OutgoingCalls::queued_behind(const std::shared_ptr<Call::State>& call, Mess
 
 void OutgoingCalls::send_when_probed(std::uint64_t known, const std::shared_ptr<FrameStream>& stream,
                                      UnsentCall request) {
-  request.call->hold = SendHold::probe;
+  request.call->progress.hold = SendHold::probe;
   around_.channels.when_probed(known, [this, link = around_.link.hold(), stream, held = std::move(request)]() mutable {
     send_held(stream, std::move(held));
   });
@@ -156,12 +156,12 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   // A message without buffers is copied into its frame, so nothing has to be held.
   auto held = message.buffers.empty()
                   ? nullptr
-                  : std::make_shared<ArgumentPin>(call, around_.link.hold(), around_.credits, call->counted_bytes);
-  call->release_arguments();
-  if (!pending_.find(call->id)) return;  // it ended while the link was being dialled
+                  : std::make_shared<ArgumentPin>(call, around_.link.hold(), around_.credits, call->cost.bytes);
+  call->arguments.release();
+  if (!pending_.find(call->place.id)) return;  // it ended while the link was being dialled
   wire::Header header;
   header.kind = wire::Kind::request;
-  header.call = call->id;
+  header.call = call->place.id;
   const auto sent_at = around_.clock.now();
   header.remaining_ms = remaining_ms(call->deadline, sent_at);
   header.order = call->options.order;
@@ -175,17 +175,17 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
   const auto now = sent_at.time_since_epoch().count();
   const bool flush = pending_.size() < 3 || now - last_flush_ > std::chrono::nanoseconds(burst).count();
   last_flush_ = now;
-  call->sent_at = now;
+  call->progress.sent_at = now;
   const Connections::FrameFirst frame_first(around_.connections);
   auto built = status.ok() ? around_.channels.build(header, std::move(extensions), std::move(message),
                                                     call->options.require, call->options.arguments, held)
                            : Result<ChannelSet::Built>(status);
   held.reset();
   if (!built) {
-    if (pending_.remove(call->id)) finish(call, built.status());
+    if (pending_.remove(call->place.id)) finish(call, built.status());
     return;
   }
-  if (call->traced && built->channel >= 0) call->traced->channel = built->channel;
+  if (call->progress.traced && built->channel >= 0) call->progress.traced->channel = built->channel;
   if (!by_ring || !built->trailing.empty() || !ring_.send(call, built->frame))
     around_.link.transmit(stream, std::move(built->frame), std::move(built->trailing),
                           flush || frame_first.holds_bulk(), {});
@@ -194,12 +194,12 @@ void OutgoingCalls::send_now(const std::shared_ptr<FrameStream>& stream, const s
 }
 
 void OutgoingCalls::tell_if_given_up(const std::shared_ptr<FrameStream>& stream, const Call::State& call) {
-  if (call.given_up) tell_given_up(stream, call.id);
+  if (call.progress.given_up) tell_given_up(stream, call.place.id);
 }
 
 bool OutgoingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
                          const std::function<bool()>& interrupted) {
-  if (call.in_ring.load(std::memory_order_acquire) && !ring_.wait(call, until, interrupted)) return false;
+  if (call.place.in_ring.load(std::memory_order_acquire) && !ring_.wait(call, until, interrupted)) return false;
   if (call.done()) return true;
   const auto stream = around_.link.outgoing();
   if (stream && stream->corked() && !stream->write_some()) around_.connections.finish_writes(stream);
@@ -214,7 +214,7 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     around_.channels.discard(stream, frame);
     return {};
   }
-  if (call->traced) call->traced->reach(CallRecord::answered, around_.clock.now());
+  if (call->progress.traced) call->progress.traced->reach(CallRecord::answered, around_.clock.now());
   if (again) return {Code::protocol_error, "a second reply to one call arrived"};
   if (frame.function_number != 0) {
     // Without memory for the number, later calls go by name too.
@@ -224,7 +224,7 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     });
   }
   if ((frame.header.flags & wire::flag::error) != 0) {
-    call->landing = false;  // an error has no buffers
+    call->progress.landing = false;  // an error has no buffers
     auto status = wire::decode_status(frame.payload);
     // The callee may notice first that the deadline has passed; the caller's own error says more.
     const bool late = call->deadline && *call->deadline <= around_.clock.now();
@@ -233,22 +233,22 @@ Status OutgoingCalls::on_reply(FrameStream* stream, const wire::Frame& frame) {
     // is no answer: an idempotent call is sent again.
     const bool refused = !around_.link.closed();
     if (!refused) status = around_.link.status();
-    if (!pending_.remove(call->id)) return {};
-    call->refused = refused;  // only the thread that ends the call writes it
+    if (!pending_.remove(call->place.id)) return {};
+    call->idempotence.refused = refused;  // only the thread that ends the call writes it
     finish(call, std::move(status));
     return {};
   }
   try {
     around_.channels.receive(stream, frame, call->options.into,
                              [this, link = around_.link.hold(), call = call](const Status& status, Received received) {
-                               if (!pending_.remove(call->id)) return;
+                               if (!pending_.remove(call->place.id)) return;
                                finish(call, status.ok() ? Result<Received>(std::move(received))
                                                         : Result<Received>(not_landed(*call, status)));
                              });
   } catch (const std::bad_alloc&) {  // before a channel has begun to write
     out_of_memory::release_reserve();
     around_.link.fail(out_of_memory::status());
-    if (pending_.remove(call->id)) finish(call, out_of_memory::status());
+    if (pending_.remove(call->place.id)) finish(call, out_of_memory::status());
   }
   return {};
 }
@@ -258,7 +258,7 @@ void OutgoingCalls::finish(const std::shared_ptr<Call::State>& call, Result<Rece
   const auto code = result.status().code();
   try {
     count(*call, code);
-    if (call->traced) record(*call, code);
+    if (call->progress.traced) record(*call, code);
   } catch (const std::bad_alloc&) {  // what tells of the call is lost, and the call ends
     out_of_memory::release_reserve();
   }
@@ -286,27 +286,27 @@ void OutgoingCalls::count(const Call::State& call, Code code) {
 
 /// Adds the record of a call that ends.
 void OutgoingCalls::record(const Call::State& call, Code code) {
-  auto& record = *call.traced;
+  auto& record = *call.progress.traced;
   record.function = call.shown();
   record.peer = around_.link.peer().name;
-  record.flow = CallTrace::flow_of(around_.self.incarnation, around_.connections.incarnation(), call.id);
-  record.transport = call.in_ring ? "ring" : around_.link.local() ? "unix" : "tcp";
+  record.flow = CallTrace::flow_of(around_.self.incarnation, around_.connections.incarnation(), call.place.id);
+  record.transport = call.place.in_ring ? "ring" : around_.link.local() ? "unix" : "tcp";
   record.stages[CallRecord::made] = call.made.time_since_epoch().count();
-  record.stages[CallRecord::sent] = call.sent_at.load();
+  record.stages[CallRecord::sent] = call.progress.sent_at.load();
   record.code = code;
   if (const int channel = record.channel; channel >= 0) {
     const auto driver = static_cast<std::size_t>(channel);
     record.channel_name = driver < around_.drivers.size() ? around_.drivers[driver].name() : "inline";
   }
   record.reach(CallRecord::landed, around_.clock.now());
-  around_.trace.add(call.traced);
+  around_.trace.add(call.progress.traced);
 }
 
 void OutgoingCalls::cancel(const std::shared_ptr<Call::State>& call, const Status& why) {
-  if (!pending_.give_up(call->id)) return;
-  call->given_up = true;  // first: send_now() reads it after it has sent the request
+  if (!pending_.give_up(call->place.id)) return;
+  call->progress.given_up = true;  // first: send_now() reads it after it has sent the request
   finish(call, why);  // first: a callee that reads this frame before the ring's request must find the slot abandoned
-  if (const auto stream = around_.link.outgoing()) tell_given_up(stream, call->id);
+  if (const auto stream = around_.link.outgoing()) tell_given_up(stream, call->place.id);
 }
 
 void OutgoingCalls::tell_given_up(const std::shared_ptr<FrameStream>& stream, std::uint64_t call) {
@@ -319,7 +319,7 @@ void OutgoingCalls::tell_given_up(const std::shared_ptr<FrameStream>& stream, st
 void OutgoingCalls::expire(const std::shared_ptr<Call::State>& call) { cancel(call, expired(*call)); }
 
 void OutgoingCalls::fail(const std::shared_ptr<Call::State>& call, const Status& why) {
-  if (!pending_.give_up(call->id)) return;
+  if (!pending_.give_up(call->place.id)) return;
   auto told = why;
   out_of_memory::with_reserve([&] { told = explained(*call, why); });
   finish(call, std::move(told));
@@ -351,8 +351,8 @@ Status OutgoingCalls::not_landed(const Call::State& call, const Status& why) con
 
 void OutgoingCalls::drop(const UnsentCall& unsent, const Status& why) {
   const auto& call = unsent.call;
-  around_.credits.release(call->counted_bytes);
-  call->release_arguments();
+  around_.credits.release(call->cost.bytes);
+  call->arguments.release();
   fail(call, why);
 }
 
@@ -366,13 +366,13 @@ void OutgoingCalls::fail_all(const Status& why) {
 }
 
 void OutgoingCalls::expect_reply(Call::State& call) {
-  if (call.in_ring.load(std::memory_order_seq_cst)) ring_.expect_reply(call);
+  if (call.place.in_ring.load(std::memory_order_seq_cst)) ring_.expect_reply(call);
 }
 
 void OutgoingCalls::expect_replies() {
   if (!ring_.is_open()) return;
   for (const auto& call : pending_.all()) {
-    if (call->in_ring.load(std::memory_order_acquire)) expect_reply(*call);
+    if (call->place.in_ring.load(std::memory_order_acquire)) expect_reply(*call);
   }
 }
 
@@ -419,10 +419,11 @@ Clock::time_point OutgoingCalls::watch_deadline(const std::shared_ptr<Call::Stat
 
 /// Asks the callee how far the call has come, once. The tick flushes the frame.
 void OutgoingCalls::ask(Call::State& call) {
-  if (!answers_status_ || call.sent_at == 0 || call.landing || call.asked.exchange(true)) return;
+  if (!answers_status_ || call.progress.sent_at == 0 || call.progress.landing || call.progress.asked.exchange(true))
+    return;
   wire::Header header;
   header.kind = wire::Kind::status;
-  header.call = call.id;
+  header.call = call.place.id;
   if (const auto stream = around_.link.outgoing())
     around_.link.transmit(stream, wire::assemble(header, {}, {}, {}), {}, false, {});
 }
@@ -442,8 +443,8 @@ Status OutgoingCalls::expired(const Call::State& call) const {
   view.peer = around_.link.peer().name;
   view.connected = around_.link.outgoing() != nullptr;
   if (!view.connected) view.dialling = around_.connections.dial_progress();
-  view.transport = call.in_ring ? "shared memory" : around_.link.local() ? "unix socket" : "tcp";
-  if (call.landing) view.awaited = around_.channels.awaited();
+  view.transport = call.place.in_ring ? "shared memory" : around_.link.local() ? "unix socket" : "tcp";
+  if (call.progress.landing) view.awaited = around_.channels.awaited();
   const auto session = around_.link.session();
   auto heard = Clock::time_point(Clock::duration(last_reply_));
   if (session) heard = std::max(heard, session->last_heard());
@@ -458,13 +459,13 @@ std::string OutgoingCalls::state_text() const {
       return std::chrono::duration_cast<Milliseconds>(now - then).count();
     };
     out += formatted("\n  \"{}\", made {} ms ago", call->shown(), since(call->made));
-    if (const auto sent = call->sent_at.load(); sent != 0)
+    if (const auto sent = call->progress.sent_at.load(); sent != 0)
       out += formatted(", sent {} ms ago", since(Clock::time_point(Clock::duration(sent))));
     if (const auto slot = ring_.state_text(*call); !slot.empty()) out += ", " + slot;
-    if (call->lazy) out += ", its completion may wait";
+    if (call->wait.lazy) out += ", its completion may wait";
     if (lazy_.is_sentinel(*call)) out += ", watched for the others";
-    if (call->waited) out += ", waited for";
-    if (call->landing) out += ", its reply is landing";
+    if (call->wait.waited) out += ", waited for";
+    if (call->progress.landing) out += ", its reply is landing";
   }
   return out;
 }

@@ -126,7 +126,9 @@ class OutgoingCalls final : public ConnectionCalls, private RingCallsOwner {
   /// before the deadline of a call, asks the callee how far the call has come.
   Pace tick(Clock::time_point now);
 
-  [[nodiscard]] bool contains(const Call::State& call) const override { return pending_.find(call.id) != nullptr; }
+  [[nodiscard]] bool contains(const Call::State& call) const override {
+    return pending_.find(call.place.id) != nullptr;
+  }
   [[nodiscard]] std::size_t count() const { return pending_.size(); }
   [[nodiscard]] std::vector<std::shared_ptr<Call::State>> all() const override { return pending_.all(); }
   [[nodiscard]] RingCalls& ring() noexcept { return ring_; }

@@ -15,8 +15,8 @@ namespace tensorferry {
 /// Thread-safe. An id is generation << 32 | slot, never 0, and opaque to the peer.
 class PendingCalls final {
  public:
-  /// Adds the call and returns its id. Sets `call->id` before other threads can find the call, because the link may end
-  /// at any moment.
+  /// Adds the call and returns its id. Sets `call->place.id` before other threads can find the call, because the link
+  /// may end at any moment.
   std::uint64_t add(std::shared_ptr<Call::State> call) {
     const std::lock_guard lock(mutex_);
     std::uint32_t index = 0;
@@ -34,7 +34,7 @@ class PendingCalls final {
       free_.pop_back();
     }
     auto& slot = slots_[index];
-    const auto id = call->id = std::uint64_t{slot.generation} << 32 | index;
+    const auto id = call->place.id = std::uint64_t{slot.generation} << 32 | index;
     slot.call = std::move(call);
     ++count_;
     ++added_;
@@ -57,7 +57,7 @@ class PendingCalls final {
     const auto* slot = slot_of(id);
     ++replies_;
     if (slot == nullptr) return {};
-    return {slot->call, slot->call->landing.exchange(true)};
+    return {slot->call, slot->call->progress.landing.exchange(true)};
   }
   /// Takes the call out, to end it. If several threads try, one gets the call and the others get null.
   std::shared_ptr<Call::State> remove(std::uint64_t id) { return take(id, true); }

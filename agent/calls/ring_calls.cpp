@@ -25,18 +25,18 @@ bool RingCalls::send(const std::shared_ptr<Call::State>& call, ByteView frame) {
   if (!is_open() || call->options.order != 0) return false;
   const auto slot = ring_->calls->reserve();
   if (!slot) return false;
-  call->slot = *slot;
+  call->place.slot = *slot;
   {
     const std::lock_guard lock(mutex_);
     if (calls_.size() <= slot->index) calls_.resize(slot->index + 1);  // low indices come first
     calls_[slot->index] = call;
   }
-  call->in_ring.store(true, std::memory_order_seq_cst);
+  call->place.in_ring.store(true, std::memory_order_seq_cst);
   if (ring_->send(*slot, frame)) {
     if (call->done()) give_up_slot(*call);  // the thread that ended the call may not have seen `in_ring`
     return true;
   }
-  call->in_ring.store(false, std::memory_order_release);
+  call->place.in_ring.store(false, std::memory_order_release);
   ring_->calls->unreserve(*slot);
   return false;
 }
@@ -47,16 +47,16 @@ void RingCalls::on_done(SlotId slot) {
     const std::lock_guard lock(mutex_);
     if (slot.index < calls_.size()) call = calls_[slot.index].lock();
   }
-  if (call && call->slot.generation == slot.generation) take(call);
+  if (call && call->place.slot.generation == slot.generation) take(call);
 }
 
 void RingCalls::poll(Call::State& call) {
-  const auto state = ring_->calls->state(call.slot);
+  const auto state = ring_->calls->state(call.place.slot);
   if (state == CallRing::State::full || state == CallRing::State::by_socket) take(call.shared_from_this());
 }
 
 void RingCalls::expect_reply(Call::State& call) {
-  if (!ring_->calls->watch(call.slot)) poll(call);
+  if (!ring_->calls->watch(call.place.slot)) poll(call);
 }
 
 void RingCalls::take(const std::shared_ptr<Call::State>& call) {
@@ -69,15 +69,15 @@ void RingCalls::take(const std::shared_ptr<Call::State>& call) {
 /// socket, frees the slot. An error: the slot holds no valid reply, and the caller
 /// of this function must end the call.
 Status RingCalls::read(const std::shared_ptr<Call::State>& call) {
-  const auto state = ring_->calls->state(call->slot);
+  const auto state = ring_->calls->state(call->place.slot);
   if (state == CallRing::State::by_socket) {
-    call->in_ring.store(false, std::memory_order_release);
-    ring_->calls->take_by_socket(call->slot);
+    call->place.in_ring.store(false, std::memory_order_release);
+    ring_->calls->take_by_socket(call->place.slot);
     return {};
   }
-  ring_->spin.met(ring_->calls->cpu_of(call->slot));
+  ring_->spin.met(ring_->calls->cpu_of(call->place.slot));
   bool valid = true;
-  const auto bytes = ring_->calls->take(call->slot, valid);
+  const auto bytes = ring_->calls->take(call->place.slot, valid);
   if (!valid) return too_long();
   return bytes ? handle(*call, *bytes) : Status();
 }
@@ -98,7 +98,7 @@ Status RingCalls::handle(const Call::State& call, ByteView reply) {
     return {Code::protocol_error, "a reply in shared memory is shorter than a header"};
   const auto header = wire::Header::decode(reply.first(wire::Header::size));
   if (!header) return header.status();
-  if (header->kind != wire::Kind::reply || header->trailing != 0 || header->call != call.id)
+  if (header->kind != wire::Kind::reply || header->trailing != 0 || header->call != call.place.id)
     return {Code::protocol_error, "a frame in a reply's slot is not the reply to its call"};
   auto frame = wire::Frame::decode(*header, reply.subspan(wire::Header::size));
   if (!frame) return frame.status();
@@ -109,27 +109,27 @@ Status RingCalls::handle(const Call::State& call, ByteView reply) {
 void RingCalls::take_all() {
   if (!is_open()) return;
   for (const auto& call : owner_.all()) {
-    if (!call->in_ring.load(std::memory_order_acquire) || !answered(*call)) continue;
+    if (!call->place.in_ring.load(std::memory_order_acquire) || !answered(*call)) continue;
     if (const auto status = read_or_say_why(call); !status.ok()) owner_.fail(call, status);
   }
 }
 
 bool RingCalls::taken(const Call::State& call) const {
-  if (!call.in_ring.load(std::memory_order_acquire) || !ring_->calls->taken(call.slot)) return false;
-  return call.in_ring.load(std::memory_order_acquire);  // false now: the reply comes by socket
+  if (!call.place.in_ring.load(std::memory_order_acquire) || !ring_->calls->taken(call.place.slot)) return false;
+  return call.place.in_ring.load(std::memory_order_acquire);  // false now: the reply comes by socket
 }
 
 void RingCalls::call_ended(const Call::State& call) {
-  if (call.in_ring.load(std::memory_order_acquire)) give_up_slot(call);
+  if (call.place.in_ring.load(std::memory_order_acquire)) give_up_slot(call);
 }
 
 /// Gives up the slot of a call that has ended. If the reply has come already, handles it as a late one: the callee
 /// holds the buffers that it names until this side has read or refused them.
 void RingCalls::give_up_slot(const Call::State& call) {
   // The callee must not take the call for cancelled: what it creates is asked for again over the next link.
-  if (call.may_come_again && owner_.link_closed()) return;
+  if (call.idempotence.may_come_again && owner_.link_closed()) return;
   bool valid = true;
-  const auto reply = ring_->calls->abandon(call.slot, valid);
+  const auto reply = ring_->calls->abandon(call.place.slot, valid);
   if (owner_.link_closed()) return;  // the buffers' channels have ended
   const auto status = !valid ? too_long() : reply ? handle(call, *reply) : Status();
   if (!status.ok()) (void)owner_.end_link(status);
@@ -137,7 +137,7 @@ void RingCalls::give_up_slot(const Call::State& call) {
 
 /// Returns whether the callee has answered the call's slot, or another call has the slot by now.
 bool RingCalls::answered(const Call::State& call) const {
-  const auto state = ring_->calls->state(call.slot);
+  const auto state = ring_->calls->state(call.place.slot);
   return state != CallRing::State::pending && state != CallRing::State::watched && state != CallRing::State::sleeping;
 }
 
@@ -148,12 +148,12 @@ void RingCalls::take_as_waiter(Call::State& call) {
   } else {
     give_up_slot(call);  // call_ended() gives the slot up only if it sees `in_ring`
   }
-  call.in_ring.store(false, std::memory_order_release);  // a wait for the buffers is as for a call by socket
+  call.place.in_ring.store(false, std::memory_order_release);  // a wait for the buffers is as for a call by socket
 }
 
 bool RingCalls::spin_wait(Call::State& call, std::chrono::nanoseconds at_least) {
-  if (!call.in_ring.load(std::memory_order_acquire)) return call.done();
-  call.spun = true;
+  if (!call.place.in_ring.load(std::memory_order_acquire)) return call.done();
+  call.wait.spun = true;
   const auto sources = pool_.sources();
   (void)ring_->spin.until([&] { return answered(call) || pool_.unattended(*sources); }, at_least);
   if (answered(call)) take_as_waiter(call);
@@ -163,19 +163,19 @@ bool RingCalls::spin_wait(Call::State& call, std::chrono::nanoseconds at_least) 
 /// Returns whether the callee may copy this call's bytes, or as many of its own, by two threads: a waiter that spins
 /// would keep the core of the second one.
 static bool two_threads_may_copy_for(const Call::State& call) {
-  return call.device_time.count() == 0 && call.counted_bytes >= Copier::shares_from;
+  return call.cost.device_time.count() == 0 && call.cost.bytes >= Copier::shares_from;
 }
 
 /// Estimates how long the callee copies, if its reply has as many bytes as the call.
 static std::chrono::nanoseconds reply_copy_of(const Call::State& call) {
   constexpr std::size_t bytes_a_ns = 8;  // out of another core's cache
-  return std::chrono::nanoseconds(call.device_time.count() == 0 ? call.counted_bytes / bytes_a_ns : 0);
+  return std::chrono::nanoseconds(call.cost.device_time.count() == 0 ? call.cost.bytes / bytes_a_ns : 0);
 }
 
 bool RingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
                      const std::function<bool()>& interrupted) {
-  const auto on_device = std::min(call.device_time, Spin::most_for_devices());
-  const bool spins = !call.spun && !two_threads_may_copy_for(call);
+  const auto on_device = std::min(call.cost.device_time, Spin::most_for_devices());
+  const bool spins = !call.wait.spun && !two_threads_may_copy_for(call);
   const auto has_answer = [&] { return answered(call); };
   const bool found = spins ? ring_->spin.until(has_answer, on_device, reply_copy_of(call)) : has_answer();
   if (!found) {
@@ -189,10 +189,10 @@ bool RingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
       if (!stopped) {
         // The tick enforces the call's own deadline, because a timed sleep costs 2 us.
         slept = true;
-        stopped = !ring_->calls->sleep(call.slot, until, clock_) && interrupted && interrupted();
+        stopped = !ring_->calls->sleep(call.place.slot, until, clock_) && interrupted && interrupted();
       }
       if (!stopped) continue;
-      if (slept) ring_->calls->stop_sleeping(call.slot);
+      if (slept) ring_->calls->stop_sleeping(call.place.slot);
       expect_reply(call);  // the next tick may be far off
       return false;
     }
@@ -202,11 +202,11 @@ bool RingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
 }
 
 std::string RingCalls::state_text(const Call::State& call) const {
-  if (!call.in_ring) return {};
+  if (!call.place.in_ring) return {};
   constexpr std::array states{"free",     "pending",   "a thread sleeps", "watched by the pool",
                               "answered", "by socket", "given up",        "answered late"};
-  const auto state = static_cast<std::size_t>(ring_->calls->state(call.slot));
-  return formatted("in slot {}: {}", call.slot.index, states[state % states.size()]);
+  const auto state = static_cast<std::size_t>(ring_->calls->state(call.place.slot));
+  return formatted("in slot {}: {}", call.place.slot.index, states[state % states.size()]);
 }
 
 }  // namespace tensorferry

@@ -70,7 +70,7 @@ void StreamReader::tick() {
 
 bool StreamReader::wait(Call::State& call, std::optional<Clock::time_point> until,
                         const std::function<bool()>& interrupted) {
-  call.waited = true;
+  call.wait.waited = true;
   bool slept = false;
   const bool done = read_or_sleep(call, until, interrupted, slept);
   // release() may have woken this thread to read for the others at the moment it left.
@@ -122,7 +122,7 @@ void StreamReader::read_until_done(Call::State& call, const std::shared_ptr<Fram
                                    bool& stopped) {
   const Nudge::Sleeper nudged(nudge_);
   while (!call.done() && !stream->closed()) {
-    if (call.landing) link_.progress_until_done(call);
+    if (call.progress.landing) link_.progress_until_done(call);
     if (call.done()) return;
     pollfd sources[2] = {{stream->fd(), POLLIN, 0}, {nudged.fd(), POLLIN, 0}};
     auto limit = until;
@@ -164,7 +164,7 @@ void StreamReader::wake_sleepers() {
 }
 
 void StreamReader::call_ended(const Call::State& call) {
-  if (call.waited && reading_ != this) nudge_.wake();
+  if (call.wait.waited && reading_ != this) nudge_.wake();
 }
 
 std::string StreamReader::state_text(FrameStream& stream) {

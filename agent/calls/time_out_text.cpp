@@ -16,7 +16,7 @@ std::string shown(Clock::duration duration) {
 }
 
 std::string unsent(const Call::State& call, const CallersView& view) {
-  switch (call.hold) {
+  switch (call.progress.hold) {
     case SendHold::probe:
       return "not sent, because the channel that it needs is still being tested";
     case SendHold::order:
@@ -32,7 +32,7 @@ std::string unsent(const Call::State& call, const CallersView& view) {
 
 /// Describes a call of which the callee has told nothing.
 std::string unheard(const Call::State& call, const CallersView& view, Clock::time_point now) {
-  const auto sent = Clock::time_point(Clock::duration(call.sent_at));
+  const auto sent = Clock::time_point(Clock::duration(call.progress.sent_at));
   auto text = formatted("sent {} ago by {}, not known to have been received", shown(now - sent), view.transport);
   if (!view.connected) text += "; the connection is lost";
   if (view.silence) text += formatted("; last heard of the peer {} ago", shown(*view.silence));
@@ -79,12 +79,12 @@ std::string time_out_text(const Call::State& call, const CallersView& view, Cloc
   auto text = formatted("\"{}\" on \"{}\": no answer in {}; ", call.shown(), view.peer, shown(call.options.timeout));
   const auto report = call.report();
   bool busy = false;
-  if (call.landing) {
+  if (call.progress.landing) {
     text += "the answer has come, but its tensors had not all arrived" + view.awaited;
-  } else if (call.sent_at == 0) {
+  } else if (call.progress.sent_at == 0) {
     text += unsent(call, view);
   } else if (report) {
-    text += reported(call, *report, call.in_ring);
+    text += reported(call, *report, call.place.in_ring);
     const auto& status = report->status;
     busy = status.stage == Stage::queued ? status.busy >= status.handlers : status.busy_at_arrival >= status.handlers;
     busy = busy && status.stage != Stage::unknown;

@@ -152,7 +152,7 @@ void Connections::send_call(const std::shared_ptr<Call::State>& call, Message me
     lock.unlock();
     return send_within_bound(stream, call, std::move(message));
   }
-  call->hold = SendHold::connection;
+  call->progress.hold = SendHold::connection;
   unsent_.calls.push_back({call, std::move(message)});
   const bool begin = begin_dialling(ConnectionRole::calls);
   lock.unlock();

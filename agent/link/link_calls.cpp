@@ -28,14 +28,14 @@ void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
     connections_.send_call(call, std::move(message));
   } catch (const std::bad_alloc&) {
     out_of_memory::release_reserve();
-    if (call->id == 0) {
-      credits_.release(call->counted_bytes);
+    if (call->place.id == 0) {
+      credits_.release(call->cost.bytes);
     } else {
       close(out_of_memory::status());  // a part of the request may have been sent
       calls_.fail(call, out_of_memory::status());
     }
     call->complete(out_of_memory::status());
-    call->release_arguments();
+    call->arguments.release();
   }
 }
 

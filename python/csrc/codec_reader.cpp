@@ -409,7 +409,7 @@ Object PythonValueReader::read_record() {
     if (!values.back()) return nullptr;
   }
   in_->leave();
-  return numbered(number, found.known->put_together(reinterpret_cast<PyTypeObject*>(found.type.get()), fields, values),
+  return numbered(number, found.known->from_parts(reinterpret_cast<PyTypeObject*>(found.type.get()), fields, values),
                   before);
 }
 

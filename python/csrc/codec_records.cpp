@@ -242,7 +242,7 @@ bool RecordClass::fits(PyObject* object) const {
   return beside == 0;
 }
 
-bool RecordClass::take_apart(PyObject* object, std::string& fields, std::vector<Object>& values) const {
+bool RecordClass::to_parts(PyObject* object, std::string& fields, std::vector<Object>& values) const {
   fields = fields_;
   if (kind_ == RecordKind::structure) return take_tensordict_apart(object, values);
   values.reserve(members_.size());
@@ -262,7 +262,7 @@ bool RecordClass::take_apart(PyObject* object, std::string& fields, std::vector<
 }
 
 bool RecordClass::take_tensordict_apart(PyObject* object, std::vector<Object>& values) const {
-  const auto function = attribute_of("tensorferry._tensordict", "take_apart");
+  const auto function = attribute_of("tensorferry._tensordict", "to_parts");
   const Object parts(PyObject_CallOneArg(function.ptr(), object));
   PyErr_Clear();  // pickling it then reports the error
   if (!parts || !PyTuple_CheckExact(parts.get())) return false;
@@ -298,11 +298,11 @@ Object RecordClass::put_tensordict_together(PyTypeObject* type, const std::vecto
   for (std::size_t i = 0; i < values.size(); ++i) {
     PyTuple_SET_ITEM(parts.get(), static_cast<Py_ssize_t>(i), Py_NewRef(values[i].get()));
   }
-  const auto function = attribute_of("tensorferry._tensordict", "put_together");
+  const auto function = attribute_of("tensorferry._tensordict", "from_parts");
   return Object(PyObject_CallFunctionObjArgs(function.ptr(), type, parts.get(), nullptr));
 }
 
-Object RecordClass::put_together(PyTypeObject* type, std::string_view fields, const std::vector<Object>& values) const {
+Object RecordClass::from_parts(PyTypeObject* type, std::string_view fields, const std::vector<Object>& values) const {
   if (kind_ == RecordKind::named_tuple) return put_tuple_together(type, fields, values);
   if (kind_ == RecordKind::structure) return put_tensordict_together(type, values);
   static auto* const no_args = PyTuple_New(0);

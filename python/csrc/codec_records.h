@@ -38,16 +38,16 @@ class RecordClass {
   [[nodiscard]] const std::string& fields() const { return fields_; }
 
   /// Whether `object`, an instance of exactly this class, consists of its fields alone. Runs no code of the user. (A
-  /// TensorDict always fits; take_apart() checks it.)
+  /// TensorDict always fits; to_parts() checks it.)
   [[nodiscard]] bool fits(PyObject* object) const;
   /// Gives the names of the fields that `object` has, and their values in that order. A field is left out if the
   /// instance has no value of its own and the class has a default. False, without an error set: `object` must be
   /// pickled after all.
-  bool take_apart(PyObject* object, std::string& fields, std::vector<Object>& values) const;
+  bool to_parts(PyObject* object, std::string& fields, std::vector<Object>& values) const;
 
   /// Makes an instance of `type`, the class that this describes. `fields` is the list of names that the writer sent,
   /// with as many values. Null with an error set if the fields are not those of the class.
-  Object put_together(PyTypeObject* type, std::string_view fields, const std::vector<Object>& values) const;
+  Object from_parts(PyTypeObject* type, std::string_view fields, const std::vector<Object>& values) const;
 
  private:
   struct Field {

@@ -113,7 +113,7 @@ bool PythonValueWriter::scan_items(PyObject* value, ValueKind kind) {
   if (kind == ValueKind::record) {
     std::string fields;
     std::vector<Object> items;
-    if (!codec_->records().of(Py_TYPE(value))->take_apart(value, fields, items)) return false;
+    if (!codec_->records().of(Py_TYPE(value))->to_parts(value, fields, items)) return false;
     return std::all_of(items.begin(), items.end(), [this](const auto& item) { return scan(item.get()); });
   }
   const Object iterator(PyObject_GetIter(value));
@@ -402,7 +402,7 @@ bool PythonValueWriter::write_record(PyObject* value, const void* identity) {
   const auto record = codec_->records().of(Py_TYPE(value));
   std::string fields;
   std::vector<Object> items;
-  if (!record->take_apart(value, fields, items)) return changed();
+  if (!record->to_parts(value, fields, items)) return changed();
   if (!out_->begin_record(record->kind(), record->name(), 0, items.size() + 1, identity)) return true;
   out_->text(fields);
   for (const auto& item : items) {

@@ -3,10 +3,8 @@
 #include <ATen/ops/from_blob.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
-#include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -21,54 +19,12 @@
 #include "python/csrc/errors.h"
 #include "python/csrc/future.h"
 #include "python/csrc/interpreter.h"
+#include "python/csrc/process_group.h"
 #include "rpc/collectives/groups.h"
 #include "rpc/collectives/torch/device_group.h"
 #include "rpc/collectives/torch/interruptions.h"
-#include "rpc/collectives/torch/process_group.h"
 #include "rpc/collectives/torch/symmetric.h"
-#include "rpc/regions/service.h"
 #include "rpc/tensor.h"
-
-namespace tensorferry::python {
-namespace {
-
-/// Drops `last` without the GIL, if this thread holds it: a group that ends tells its other ranks, and lets go of
-/// tensors.
-template <class Pointer>
-void drop_without_gil(Pointer last) {
-  if (closing() || PyGILState_Check() == 0) return;  // the caller's frame drops it
-  const GilReleased released;
-  last = {};
-}
-
-/// Holds an object as c10::intrusive_ptr does, and drops it without the GIL.
-template <class T>
-class IntrusiveWithoutGil final {
- public:
-  IntrusiveWithoutGil() = default;
-  IntrusiveWithoutGil(c10::intrusive_ptr<T> held) : held_(std::move(held)) {}  // NOLINT: pybind11 converts
-  explicit IntrusiveWithoutGil(T* held) : held_(c10::intrusive_ptr<T>::unsafe_steal_from_new(held)) {}
-  IntrusiveWithoutGil(const IntrusiveWithoutGil&) = default;
-  IntrusiveWithoutGil(IntrusiveWithoutGil&&) = default;
-  IntrusiveWithoutGil& operator=(const IntrusiveWithoutGil&) = default;
-  IntrusiveWithoutGil& operator=(IntrusiveWithoutGil&&) = default;
-  ~IntrusiveWithoutGil() {
-    if (held_) drop_without_gil(std::move(held_));
-  }
-  T* get() const noexcept { return held_.get(); }
-  T& operator*() const noexcept { return *held_; }
-  T* operator->() const noexcept { return held_.get(); }
-  explicit operator bool() const noexcept { return held_.defined(); }
-
- private:
-  c10::intrusive_ptr<T> held_;
-};
-
-}  // namespace
-}  // namespace tensorferry::python
-
-// NOLINTNEXTLINE: as torch declares its own holders
-PYBIND11_DECLARE_HOLDER_TYPE(T, tensorferry::python::IntrusiveWithoutGil<T>, true)
 
 namespace tensorferry::python {
 namespace {
@@ -81,14 +37,8 @@ using collectives::RawGroup;
 using collectives::StartOptions;
 using collectives::TensorGroup;
 using collectives::TensorWork;
-using collectives::TorchGroupOptions;
-using collectives::TorchProcessGroup;
 using Tensors = std::vector<at::Tensor>;
-
-std::chrono::milliseconds milliseconds_of(double seconds) {
-  if (!(seconds >= 0)) throw py::value_error("a time-out is at least 0");
-  return std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1000 + 0.5));
-}
+using BoundGroup = py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>;
 
 /// A reduction, and how the operation starts that uses it.
 struct Chosen {
@@ -223,12 +173,6 @@ std::shared_ptr<Groups> groups_of(PythonAgent& agent) {
   return Groups::serve(std::shared_ptr<RawAgent>(std::move(member), &raw));
 }
 
-/// Shares a group whose last owner drops it without the GIL.
-std::shared_ptr<DeviceGroup> shared_without_gil(std::shared_ptr<DeviceGroup> group) {
-  auto* const shown = group.get();
-  return {shown, [kept = std::move(group)](DeviceGroup*) mutable { drop_without_gil(std::move(kept)); }};
-}
-
 std::shared_ptr<DeviceGroup> form(Groups& groups, std::vector<std::string> names, const std::string& label,
                                   double timeout, const std::string& algorithms, bool board, bool memory,
                                   std::string host) {
@@ -248,7 +192,7 @@ std::shared_ptr<DeviceGroup> form(Groups& groups, std::vector<std::string> names
   return shared_without_gil(std::make_shared<DeviceGroup>(value_or_raise(*std::move(formed))));
 }
 
-void bind_reductions(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& group) {
+void bind_reductions(BoundGroup& group) {
   const auto timeout = py::arg("timeout") = py::none();
   const auto algorithm = py::arg("algorithm") = "";
   group
@@ -307,7 +251,7 @@ void bind_reductions(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& grou
           py::arg("inputs"), py::arg("output"), py::arg("op"), py::arg("factor"), timeout, algorithm);
 }
 
-void bind_operations(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& group) {
+void bind_operations(BoundGroup& group) {
   const auto timeout = py::arg("timeout") = py::none();
   const auto algorithm = py::arg("algorithm") = "";
   group
@@ -367,7 +311,12 @@ void bind_operations(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& grou
                              return on.all_to_all(inputs, outputs, false, std::move(with));
                            });
           },
-          py::arg("inputs"), py::arg("outputs"), timeout)
+          py::arg("inputs"), py::arg("outputs"), timeout);
+}
+
+void bind_letters(BoundGroup& group) {
+  const auto timeout = py::arg("timeout") = py::none();
+  group
       .def(
           "send",
           [](const DeviceGroup& self, const at::Tensor& tensor, std::size_t to, std::uint32_t tag,
@@ -390,108 +339,6 @@ void bind_operations(py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>& grou
           py::arg("tensor"), py::arg("source"), py::arg("tag"), timeout);
 }
 
-/// Returns the options with those that torch gives to a group. Torch's own default time-out does not count.
-c10::intrusive_ptr<TorchGroupOptions> options_for(const TorchGroupOptions& given, std::string name, double timeout,
-                                                  std::vector<std::uint64_t> global_ranks, bool reconfigures) {
-  auto options = given.copy();
-#ifdef C10D_BACKEND_HAS_RECONFIGURE
-  options->enable_reconfigure = reconfigures;
-#else
-  TORCH_CHECK_VALUE(!reconfigures, "this version of torch cannot reconfigure a process group");
-#endif
-  if (const auto asked = milliseconds_of(timeout); asked != kBackendDefaultTimeout) options->timeout = asked;
-  options->settings.key = name;
-  options->group_name = std::move(name);
-  options->global_ranks_in_group = std::move(global_ranks);
-  return options;
-}
-
-template <class Class, class Owner, class Field>
-void bind_field(Class& bound, const char* name, Field Owner::*field) {
-  const auto of = [](auto& self) -> auto& {
-    if constexpr (std::is_same_v<Owner, GroupSettings>)
-      return self.settings;
-    else
-      return self;
-  };
-  bound.def_property(
-      name, [field, of](const TorchGroupOptions& self) { return of(self).*field; },
-      [field, of](TorchGroupOptions& self, Field value) { of(self).*field = std::move(value); });
-}
-
-std::atomic<bool> keeps_threads{false};
-
-/// At the interpreter's end torch's binding would take the GIL in a destructor, from which CPython unwinds the thread
-/// although C++ forbids it. So a thread that waited in the backend stays here instead.
-void stay_if_python_ends() {
-  if (keeps_threads.load(std::memory_order_acquire) && ::gettid() != ::getpid()) sleep_for_ever();
-}
-
-void bind_process_group(py::module_& module) {
-  py::module_::import("torch.distributed");  // registers the base classes
-  collectives::call_before_return(&stay_if_python_ends);
-  module.def(
-      "keep_waiting_threads",
-      [] {
-        keeps_threads.store(true, std::memory_order_release);
-        collectives::keep_tensors_from_now();
-      },
-      "Lets no thread but the main one return from a call of the backend any more: the interpreter is about to end.");
-  auto options = py::class_<TorchGroupOptions, c10d::Backend::Options, c10::intrusive_ptr<TorchGroupOptions>>(
-      module, "ProcessGroupOptions", "The options of a process group of torch.distributed.");
-  options.def(py::init([](std::optional<double> timeout) {
-                auto out = c10::make_intrusive<TorchGroupOptions>();
-                if (timeout) out->timeout = milliseconds_of(*timeout);
-                return out;
-              }),
-              py::arg("timeout") = py::none());
-  bind_field(options, "name", &GroupSettings::label);
-  bind_field(options, "lazy", &TorchGroupOptions::lazy);
-  bind_field(options, "algorithms", &GroupSettings::algorithms);
-  bind_field(options, "board", &GroupSettings::board);
-  bind_field(options, "memory", &GroupSettings::memory);
-  bind_field(options, "host", &GroupSettings::host);
-  bind_field(options, "interface", &TorchGroupOptions::interface);
-  bind_field(options, "max_threads", &TorchGroupOptions::max_threads);
-  options.def("check", [](const TorchGroupOptions& self) {
-    check(collectives::parse_algorithms(self.settings.algorithms).status());
-  });
-  options.def("__copy__", &TorchGroupOptions::copy)
-      .def(
-          "__deepcopy__", [](const TorchGroupOptions& self, const py::dict&) { return self.copy(); }, py::arg("memo"));
-
-  py::class_<TorchProcessGroup, c10d::Backend, IntrusiveWithoutGil<TorchProcessGroup>>(
-      module, "ProcessGroup", "The backend of torch.distributed over a group.")
-      .def(py::init(torch::wrap_pybind_function(
-               [](const std::shared_ptr<Groups>& groups, const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                  int size, const TorchGroupOptions& given, std::string name, double timeout,
-                  std::vector<std::uint64_t> global_ranks, const std::shared_ptr<regions::RegionService>& service,
-                  bool enable_reconfigure) {
-                 auto chosen =
-                     options_for(given, std::move(name), timeout, std::move(global_ranks), enable_reconfigure);
-                 chosen->regions = [weak = std::weak_ptr(service)] { return weak.lock(); };
-                 const GilReleased released;
-                 return TorchProcessGroup::meet_at(store, groups, rank, size, std::move(chosen));
-               })),
-           py::arg("groups"), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("name"),
-           py::arg("timeout"), py::arg("global_ranks"), py::arg("regions"), py::arg("enable_reconfigure") = false)
-      .def_property_readonly("group", torch::wrap_pybind_function_no_gil([](TorchProcessGroup& self) {
-                               return shared_without_gil(self.shared_group());
-                             }))
-      // torch calls it at the ranks outside a new group if the default group is bound to a device.
-      .def(
-          "perform_nocolor_split", [](const TorchProcessGroup&, const py::object&) {}, py::arg("device"));
-}
-
-}  // namespace
-
-collectives::StartOptions options_of(std::optional<double> timeout) {
-  collectives::StartOptions out;
-  if (timeout) out.timeout = std::max(milliseconds_of(*timeout), std::chrono::milliseconds(1));
-  return out;
-}
-
-namespace {
 std::vector<std::tuple<std::string, std::string, std::string, std::uint64_t>> paths_of(const RawGroup& group) {
   std::vector<std::tuple<std::string, std::string, std::string, std::uint64_t>> out;
   for (const auto& each : group.paths()) {
@@ -499,10 +346,7 @@ std::vector<std::tuple<std::string, std::string, std::string, std::uint64_t>> pa
   }
   return out;
 }
-}  // namespace
-
-void bind_collectives(py::module_& module) {
-  collectives::handle_signals_by({&handles_signals, &run_signal_handlers});
+void bind_work(py::module_& module) {
   py::class_<TensorWork>(module, "GroupWork", "An operation of a group that has been started.")
       .def("wait", &wait_for, py::arg("timeout") = py::none())
       .def("done", &TensorWork::done)
@@ -514,7 +358,9 @@ void bind_collectives(py::module_& module) {
            })
       .def_property_readonly("source", [](const TensorWork& self) { return self.group_work()->letter().from; })
       .def("on_done", &call_when_done, py::arg("callback"));
-  auto group = py::class_<DeviceGroup, std::shared_ptr<DeviceGroup>>(module, "Group", "A group of agents.");
+}
+
+void bind_state(BoundGroup& group) {
   group.def_property_readonly("rank", [](const DeviceGroup& self) { return self.raw().rank(); })
       .def_property_readonly("size", [](const DeviceGroup& self) { return self.raw().size(); })
       .def_property_readonly("names", [](const DeviceGroup& self) { return self.raw().names(); })
@@ -556,8 +402,9 @@ void bind_collectives(py::module_& module) {
         }
         check(status);
       });
-  bind_operations(group);
-  bind_reductions(group);
+}
+
+void bind_groups(py::module_& module) {
   py::class_<Groups, std::shared_ptr<Groups>>(module, "Groups", "The groups of one agent.")
       .def(py::init(&groups_of), py::arg("agent"))
       .def("form", &form, py::arg("names"), py::arg("label"), py::arg("timeout"), py::arg("algorithms"),
@@ -590,6 +437,35 @@ void bind_collectives(py::module_& module) {
         const GilReleased released;
         self.leave();
       });
+}
+
+}  // namespace
+
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  if (!(seconds >= 0)) throw py::value_error("a time-out is at least 0");
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1000 + 0.5));
+}
+
+collectives::StartOptions options_of(std::optional<double> timeout) {
+  collectives::StartOptions out;
+  if (timeout) out.timeout = std::max(milliseconds_of(*timeout), std::chrono::milliseconds(1));
+  return out;
+}
+
+std::shared_ptr<DeviceGroup> shared_without_gil(std::shared_ptr<DeviceGroup> group) {
+  auto* const shown = group.get();
+  return {shown, [kept = std::move(group)](DeviceGroup*) mutable { drop_without_gil(std::move(kept)); }};
+}
+
+void bind_collectives(py::module_& module) {
+  collectives::handle_signals_by({&handles_signals, &run_signal_handlers});
+  bind_work(module);
+  BoundGroup group(module, "Group", "A group of agents.");
+  bind_state(group);
+  bind_operations(group);
+  bind_letters(group);
+  bind_reductions(group);
+  bind_groups(module);
   bind_process_group(module);
   module.def(
       "mark_symmetric", [](const at::Tensor& tensor) { check(collectives::mark_symmetric(tensor)); }, py::arg("tensor"),

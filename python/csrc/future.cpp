@@ -378,33 +378,12 @@ bool await_at(const py::object& future, const std::shared_ptr<LoopInbox>& inbox,
   return false;
 }
 
-void bind_future(py::module_& module) {
-  // The exception that torch's functions (collect_all, wait_all) throw for one of our futures.
-  py::register_exception_translator([](std::exception_ptr pointer) {
-    try {
-      if (pointer) std::rethrow_exception(pointer);
-    } catch (python_error& error) {
-      error.restore();
-    }
-  });
+namespace {
 
-  py::options options;
-  options.disable_function_signatures();  // each docstring begins with its own, whose types are more exact
+using BoundFuture = py::class_<PythonFuture, TorchFuture, std::shared_ptr<PythonFuture>>;
 
-  py::class_<PythonFuture, TorchFuture, std::shared_ptr<PythonFuture>>(module, "Future",
-                                                                       R"(The result of a call that is under way.
-
-A :class:`torch._C.Future`, so ``torch.futures.collect_all`` and ``wait_all`` accept it. It can be awaited.
-
-Example::
-
-    future = rpc.rpc_async("worker1", max, args=(1, 2))
-    doubled = future.then(lambda done: 2 * done.value())
-    future.add_done_callback(lambda done: print("came", done.value()))
-    assert future.exception() is None and future.done()
-    assert (future.wait(), await future, doubled.wait()) == (2, 2, 4)
-    rpc.rpc_async("worker1", max, args=(1, 2)).cancel()
-)")
+void bind_results(BoundFuture& future) {
+  future
       .def("wait", &PythonFuture::wait, py::arg("timeout") = py::none(),
            R"(wait(self, timeout: float | None = None) -> _T
 
@@ -455,7 +434,11 @@ Example::
     future = rpc.rpc_async("server", torch.sum, args=(gradients,))
     future.sent.wait()
     gradients.zero_()   # while the server still works on its own copy
-    future.wait())")
+    future.wait())");
+}
+
+void bind_callbacks(BoundFuture& future) {
+  future
       .def(
           "then",
           [](const py::object& self, py::function callback) {
@@ -496,7 +479,9 @@ Raises:
             return attribute_of("types", "GenericAlias")(attribute_of("tensorferry._C", "Future"), item);
           },
           "__class_getitem__(item: object) -> types.GenericAlias");
+}
 
+void bind_waits(py::module_& module) {
   module.def("_await_at", &await_at, py::arg("future"), py::arg("inbox"), py::arg("callable"),
              R"(_await_at(future: torch._C.Future[typing.Any], inbox: _LoopInbox, callable: typing.Any) -> bool
 
@@ -521,6 +506,39 @@ Example::
     futures = [rpc.rpc_async("worker1", max, args=(i, 5)) for i in range(10)]
     assert tensorferry.wait_all(futures, timeout=30) == [5, 5, 5, 5, 5, 5, 6, 7, 8, 9]
 )");
+}
+
+}  // namespace
+
+void bind_future(py::module_& module) {
+  // The exception that torch's functions (collect_all, wait_all) throw for one of our futures.
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (python_error& error) {
+      error.restore();
+    }
+  });
+
+  py::options options;
+  options.disable_function_signatures();  // each docstring begins with its own, whose types are more exact
+
+  BoundFuture future(module, "Future", R"(The result of a call that is under way.
+
+A :class:`torch._C.Future`, so ``torch.futures.collect_all`` and ``wait_all`` accept it. It can be awaited.
+
+Example::
+
+    future = rpc.rpc_async("worker1", max, args=(1, 2))
+    doubled = future.then(lambda done: 2 * done.value())
+    future.add_done_callback(lambda done: print("came", done.value()))
+    assert future.exception() is None and future.done()
+    assert (future.wait(), await future, doubled.wait()) == (2, 2, 4)
+    rpc.rpc_async("worker1", max, args=(1, 2)).cancel()
+)");
+  bind_results(future);
+  bind_callbacks(future);
+  bind_waits(module);
 }
 
 }  // namespace tensorferry::python

@@ -238,40 +238,13 @@ py::object remote_method(const RRef& self, const std::string& name, double timeo
   });
 }
 
-}  // namespace
+using BoundReference = py::class_<RRef, std::shared_ptr<RRef>>;
 
-void bind_references(py::module_& module) {
-  py::options options;
-  options.disable_function_signatures();  // each docstring begins with its own, whose types are more exact
-
-  const auto timeout = py::arg("timeout") = unset_timeout;
-  const auto idempotent = py::arg("idempotent") = false;
-  py::class_<RRef, std::shared_ptr<RRef>>(module, "RRef", R"(A reference to an object at an agent, its owner.
-
-:func:`remote` makes one. The constructor makes one to a value here. References can be passed to any agent, in the
-arguments and results of calls. The object lives as long as there is a reference to it.
-
-Args:
-    value: the object to refer to; it is not copied.
-    type_hint: its type, for the text of the reference (``repr``).
-
-Raises:
-    RuntimeError: there is no agent to own the object. AgentClosed, from any use of the reference: the agent that holds
-        the reference has left, or belongs to the parent of this forked process.
-
-Example::
-
-    counter = rpc.remote("worker1", collections.Counter, args=("hello",))
-    assert counter.to_here()["l"] == 2 and counter.rpc_sync().most_common(1) == [("l", 2)]
-    total, copied = counter.rpc_async().total().wait(), counter.remote().copy()
-    assert counter.owner().name == counter.owner_name() == "worker1"
-    assert not counter.is_owner() and counter.confirmed_by_owner() in (True, False)
-    mine = rpc.RRef([1, 2], type_hint=list)
-    assert mine.is_owner() and mine.local_value() == [1, 2]
-)")
+void bind_object(BoundReference& reference) {
+  reference
       .def(py::init<py::object, const py::object&>(), py::arg("value"), py::arg("type_hint") = py::none(),
            "__init__(self, value: _T, type_hint: object = None) -> None")
-      .def("to_here", &RRef::to_here, timeout, py::kw_only(), py::arg("out") = py::none(),
+      .def("to_here", &RRef::to_here, py::arg("timeout") = unset_timeout, py::kw_only(), py::arg("out") = py::none(),
            py::arg("device") = py::none(),
            R"(to_here(self, timeout: float = -1.0, *, out: torch.Tensor | None = None, )"
            R"(device: int | str | torch.device | None = None) -> _T
@@ -321,7 +294,13 @@ Raises:
     NotFound: that agent has left. AgentClosed: this agent has left.)")
       .def("confirmed_by_owner", &RRef::confirmed_by_owner, R"(confirmed_by_owner(self) -> bool
 
-Returns whether the owner knows of this reference.)")
+Returns whether the owner knows of this reference.)");
+}
+
+void bind_calls(BoundReference& reference) {
+  const auto timeout = py::arg("timeout") = unset_timeout;
+  const auto idempotent = py::arg("idempotent") = false;
+  reference
       .def("rpc_sync", proxy_maker("_rpc_sync"), timeout, py::kw_only(), idempotent,
            R"(rpc_sync(self, timeout: float = -1.0, *, idempotent: bool = False) -> typing.Any
 
@@ -355,7 +334,11 @@ Args:
     idempotent: as for :func:`rpc_sync`.
 
 Raises:
-    Calling the method: as :func:`remote`; ConnectionLost: the owner is known to be gone.)")
+    Calling the method: as :func:`remote`; ConnectionLost: the owner is known to be gone.)");
+}
+
+void bind_internals(BoundReference& reference) {
+  reference
       .def(
           "_check", [](const RRef& self) { check(self.reference().status()); }, "_check(self) -> None")
       .def(
@@ -380,7 +363,7 @@ Raises:
           [](const py::object& self, double seconds, bool blocking) {
             return attribute_of("tensorferry.references", "type_of")(self, seconds, blocking);
           },
-          timeout, py::arg("blocking") = true,
+          py::arg("timeout") = unset_timeout, py::arg("blocking") = true,
           "_get_type(self, timeout: float = -1.0, blocking: bool = True) -> typing.Any")
       .def("__repr__", &RRef::text, "__repr__(self) -> str")
       .def(
@@ -395,6 +378,40 @@ Raises:
             return attribute_of("types", "GenericAlias")(attribute_of("tensorferry._C", "RRef"), item);
           },
           "__class_getitem__(item: object) -> types.GenericAlias");
+}
+
+}  // namespace
+
+void bind_references(py::module_& module) {
+  py::options options;
+  options.disable_function_signatures();  // each docstring begins with its own, whose types are more exact
+
+  BoundReference reference(module, "RRef", R"(A reference to an object at an agent, its owner.
+
+:func:`remote` makes one. The constructor makes one to a value here. References can be passed to any agent, in the
+arguments and results of calls. The object lives as long as there is a reference to it.
+
+Args:
+    value: the object to refer to; it is not copied.
+    type_hint: its type, for the text of the reference (``repr``).
+
+Raises:
+    RuntimeError: there is no agent to own the object. AgentClosed, from any use of the reference: the agent that holds
+        the reference has left, or belongs to the parent of this forked process.
+
+Example::
+
+    counter = rpc.remote("worker1", collections.Counter, args=("hello",))
+    assert counter.to_here()["l"] == 2 and counter.rpc_sync().most_common(1) == [("l", 2)]
+    total, copied = counter.rpc_async().total().wait(), counter.remote().copy()
+    assert counter.owner().name == counter.owner_name() == "worker1"
+    assert not counter.is_owner() and counter.confirmed_by_owner() in (True, False)
+    mine = rpc.RRef([1, 2], type_hint=list)
+    assert mine.is_owner() and mine.local_value() == [1, 2]
+)");
+  bind_object(reference);
+  bind_calls(reference);
+  bind_internals(reference);
   module.attr("PyRRef") = module.attr("RRef");
 }
 

@@ -278,6 +278,34 @@ void bind_owned(Class<RegionService>& service) {
       });
 }
 
+void bind_copies(Class<RemoteRegion>& remote) {
+  remote
+      .def(
+          "read",
+          [](RemoteRegion& self, std::uint64_t run_bytes, const py::object& offsets, const at::Tensor& into,
+             double timeout) {
+            const auto runs = runs_of(run_bytes, offsets);
+            const auto bytes = memory_of(into);
+            if (is_quick(self, bytes)) return check(self.read(runs, bytes));
+            without_gil([&](const auto& interrupted) {
+              return self.read(runs, bytes, {timeout_of(timeout), interrupted});
+            });
+          },
+          py::arg("run_bytes"), py::arg("offsets"), py::arg("into"), py::arg("timeout"))
+      .def(
+          "write",
+          [](RemoteRegion& self, std::uint64_t run_bytes, const py::object& offsets, const at::Tensor& from,
+             std::optional<std::uint64_t> notify, double timeout) {
+            const auto runs = runs_of(run_bytes, offsets);
+            const auto bytes = memory_of(from);
+            if (!notify && is_quick(self, bytes)) return check(self.write(runs, bytes));
+            without_gil([&](const auto& interrupted) {
+              return self.write(runs, bytes, notify, {timeout_of(timeout), interrupted});
+            });
+          },
+          py::arg("run_bytes"), py::arg("offsets"), py::arg("source"), py::arg("notify"), py::arg("timeout"));
+}
+
 void bind_remote(Class<RemoteRegion>& remote, Class<RegionService>& service) {
   service.def(
       "open",
@@ -315,35 +343,11 @@ void bind_remote(Class<RemoteRegion>& remote, Class<RegionService>& service) {
           },
           py::arg("device"))
       .def_property_readonly("alive", [](const RemoteRegion& self) { return self.alive().ok(); })
-      .def_property_readonly("carried",
-                             [](const RemoteRegion& self) {
-                               constexpr std::array names{"served", "in place", "mapped", "by card"};
-                               return std::string(names.at(static_cast<std::size_t>(self.reach())));
-                             })
-      .def(
-          "read",
-          [](RemoteRegion& self, std::uint64_t run_bytes, const py::object& offsets, const at::Tensor& into,
-             double timeout) {
-            const auto runs = runs_of(run_bytes, offsets);
-            const auto bytes = memory_of(into);
-            if (is_quick(self, bytes)) return check(self.read(runs, bytes));
-            without_gil([&](const auto& interrupted) {
-              return self.read(runs, bytes, {timeout_of(timeout), interrupted});
-            });
-          },
-          py::arg("run_bytes"), py::arg("offsets"), py::arg("into"), py::arg("timeout"))
-      .def(
-          "write",
-          [](RemoteRegion& self, std::uint64_t run_bytes, const py::object& offsets, const at::Tensor& from,
-             std::optional<std::uint64_t> notify, double timeout) {
-            const auto runs = runs_of(run_bytes, offsets);
-            const auto bytes = memory_of(from);
-            if (!notify && is_quick(self, bytes)) return check(self.write(runs, bytes));
-            without_gil([&](const auto& interrupted) {
-              return self.write(runs, bytes, notify, {timeout_of(timeout), interrupted});
-            });
-          },
-          py::arg("run_bytes"), py::arg("offsets"), py::arg("source"), py::arg("notify"), py::arg("timeout"));
+      .def_property_readonly("carried", [](const RemoteRegion& self) {
+        constexpr std::array names{"served", "in place", "mapped", "by card"};
+        return std::string(names.at(static_cast<std::size_t>(self.reach())));
+      });
+  bind_copies(remote);
 }
 
 void bind_publications(Class<Publication>& versions, Class<RegionService>& service) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def take_apart(value: Any) -> tuple[Any, ...] | None:
+def to_parts(value: Any) -> tuple[Any, ...] | None:
     """Returns the parts of a TensorDict; None if only pickle can encode it (memory-mapped or in shared memory)."""
     if value.is_memmap() or value.is_shared():
         return None
@@ -14,7 +14,7 @@ def take_apart(value: Any) -> tuple[Any, ...] | None:
     return dict(value.items()), value.batch_size, value.device, names if named else None, value.is_locked
 
 
-def put_together(kind: type, parts: tuple[Any, ...]) -> Any:
+def from_parts(kind: type, parts: tuple[Any, ...]) -> Any:
     """Returns the TensorDict of the parts that a peer sent. The constructor of TensorDict checks them."""
     source, batch_size, device, names, locked = parts
     if type(source) is not dict or type(locked) is not bool:

@@ -33,7 +33,7 @@ std::shared_ptr<Reference> References::begin_creation(const AgentId& owner, std:
   }
   Creation ids{{self_.incarnation, 0}, {self_.incarnation, ++last_.fork}};
   if (!closed_) {
-    const bool dead = dead_.contains(owner.incarnation);
+    const bool dead = past_.deceased.contains(owner.incarnation);
     if (!dead) ids.object.counter = ++peer_of(owner).objects;
     ids.object.nonce = nonce_of(owner.incarnation, ids.object.counter);
     ids.fork.nonce = proof_of(ids.object, ids.fork, self_.incarnation);
@@ -74,7 +74,7 @@ Result<ReferenceRecord> References::pass(const Reference& reference, const Agent
   if (receiver.incarnation == 0) {
     return Status(Code::invalid_argument, "a reference can be sent only to an agent whose incarnation is known");
   }
-  if (dead_.contains(receiver.incarnation)) {
+  if (past_.deceased.contains(receiver.incarnation)) {
     return Status(Code::connection_lost, formatted("{}, the receiver of a reference, is gone", receiver.name));
   }
   ForkId fork{self_.incarnation, last_.fork + 1};
@@ -91,7 +91,7 @@ Result<ReferenceRecord> References::pass(const Reference& reference, const Agent
     child.via = reference.ids().fork;
   }
   ++last_.fork;
-  children_.emplace(fork, std::move(child));
+  passing_.children.emplace(fork, std::move(child));
   return ReferenceRecord{reference.owner(),    reference.object(),   fork, self_,
                          receiver.incarnation, reference.type_hint()};
 }
@@ -104,8 +104,8 @@ void References::take_back(std::span<const ForkId> forks) {
 void References::ended(std::span<const ForkId> forks, bool failed) {
   Transaction transaction(*this);
   for (const auto& fork : forks) {
-    const auto child = children_.find(fork);
-    if (child == children_.end()) continue;
+    const auto child = passing_.children.find(fork);
+    if (child == passing_.children.end()) continue;
     child->second.askable = true;
     // After a failed call the receiver may not have the reference, so ask_now() does not wait a round.
     child->second.ripe = failed;
@@ -121,8 +121,8 @@ void References::ended(std::span<const ForkId> forks, bool failed) {
 void References::replied(std::span<const ForkId> forks, std::uint64_t call) {
   Transaction transaction(*this);
   for (const auto& fork : forks) {
-    const auto child = children_.find(fork);
-    if (child == children_.end()) continue;
+    const auto child = passing_.children.find(fork);
+    if (child == passing_.children.end()) continue;
     child->second.call = call;
     child->second.askable = call != 0;  // without its call's number the caller cannot answer the question
   }
@@ -141,8 +141,8 @@ Status References::judge(const ReferenceRecord& record, const AgentId& sender) c
     return Status(Code::protocol_error, formatted("a reference from {} was passed on by another agent", sender.name));
   }
   if (sender.incarnation == self_.incarnation) {  // a peer may have put this agent's incarnation into the record
-    const auto child = children_.find(record.fork);
-    if (child == children_.end() || child->second.receiver != self_ || child->second.object != record.object) {
+    const auto child = passing_.children.find(record.fork);
+    if (child == passing_.children.end() || child->second.receiver != self_ || child->second.object != record.object) {
       return Status(Code::protocol_error,
                     formatted("a reference arrived at {} from itself, but was never sent", self_.name));
     }
@@ -178,7 +178,7 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
         new Reference(shared_from_this(), record.owner, Creation{record.object, record.fork}, record.type_hint, false));
   };
   // The message comes again if the sender's connection was lost: a call that is idempotent.
-  if (released_.contains(record.fork)) {
+  if (past_.holds.contains(record.fork)) {
     return Status(
         Code::cancelled,
         formatted("a call from {} was sent again, and its reference was dropped here in between", sender.name));
@@ -195,7 +195,7 @@ Result<std::shared_ptr<Reference>> References::receive(const ReferenceRecord& re
   hold.owner = record.owner;
   hold.object = record.object;
   hold.parent = record.parent;
-  if (dead_.contains(record.owner.incarnation)) {
+  if (past_.deceased.contains(record.owner.incarnation)) {
     lose(transaction, hold, gone(record.owner));
     post(transaction, sender, std::move(accept));
   } else if (record.owner.incarnation == sender.incarnation) {
@@ -253,17 +253,17 @@ void References::release_if_done(Transaction& transaction, Holds::iterator at) {
   if (hold.state == Hold::State::creating || hold.state == Hold::State::unconfirmed) return;
   if (hold.state == Hold::State::confirmed) {
     post(transaction, hold.owner, ReferenceOp::of(ReferenceOp::Kind::remove, at->first, hold.object));
-    if (hold.parent == hold.owner) released_.insert(at->first);
+    if (hold.parent == hold.owner) past_.holds.insert(at->first);
   }
   holds_.erase(at);
 }
 
 /// Ends the transfer of a fork that this agent made: its receiver has accepted it, or will never have it.
 void References::drop_child(Transaction& transaction, const ForkId& fork, bool accepted) {
-  const auto at = children_.find(fork);
-  if (at == children_.end()) return;
+  const auto at = passing_.children.find(fork);
+  if (at == passing_.children.end()) return;
   const auto child = std::move(at->second);
-  children_.erase(at);
+  passing_.children.erase(at);
   if (child.via != ForkId{}) {
     const auto hold = holds_.find(child.via);
     if (hold == holds_.end()) return;
@@ -279,15 +279,15 @@ void References::drop_child(Transaction& transaction, const ForkId& fork, bool a
 }
 
 void References::ask_later(Transaction& transaction) {
-  if (asking_ || closed_) return;
-  asking_ = true;
+  if (passing_.asking || closed_) return;
+  passing_.asking = true;
   transaction.later([network = network_, weak = weak_from_this(), delay = options_.ask_after] {
     network->after(delay, [weak] {
       const auto references = weak.lock();
       if (!references) return;
       {
         const std::lock_guard lock(references->mutex_);
-        references->asking_ = false;
+        references->passing_.asking = false;
       }
       references->ask_now();
     });
@@ -298,7 +298,7 @@ void References::ask_later(Transaction& transaction) {
 void References::ask_now() {
   Transaction transaction(*this);
   bool more = false;
-  for (auto& [fork, child] : children_) {
+  for (auto& [fork, child] : passing_.children) {
     if (!child.askable || child.held) continue;
     more = true;
     if (child.ripe && !child.asked) {

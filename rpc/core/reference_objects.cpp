@@ -53,7 +53,7 @@ Status References::create(const AgentId& creator, const Creation& ids) {
     return {Code::protocol_error, formatted("{} asks for a hold under another agent's number", creator.name)};
   }
   if (auto may = may_use(creator, ids.object, ids.fork); !may.ok()) return may;
-  if (dead_.contains(creator.incarnation)) {
+  if (past_.deceased.contains(creator.incarnation)) {
     return {Code::connection_lost, formatted("{} asked for an object, and has ended", creator.name)};
   }
   auto& created = peer_of(creator).created;
@@ -157,7 +157,7 @@ void References::free_if_unused(Transaction& transaction, Objects::iterator at) 
 References::Objects::iterator References::find_or_await(const RRefId& id, const AgentId* named_by) {
   const auto object = objects_.find(id);
   if (object != objects_.end()) return object;
-  if (id.incarnation == self_.incarnation || dead_.contains(id.incarnation)) return objects_.end();
+  if (id.incarnation == self_.incarnation || past_.deceased.contains(id.incarnation)) return objects_.end();
   const auto creator = peers_.find(id.incarnation);
   if (creator != peers_.end() && creator->second.created.contains(id.counter)) return objects_.end();
   if (awaited_ >= most_awaited) return objects_.end();
@@ -172,7 +172,7 @@ References::Objects::iterator References::find_or_await(const RRefId& id, const 
 }
 
 std::string References::why_gone(const RRefId& id) const {
-  if (dead_.contains(id.incarnation)) {
+  if (past_.deceased.contains(id.incarnation)) {
     return formatted("the object that this reference names on {} is gone: the agent that had created it is",
                      self_.name);
   }

@@ -24,7 +24,7 @@ Peer& References::peer_of(const AgentId& id) {
 // ---- sending
 
 void References::post(Transaction& transaction, const AgentId& to, ReferenceOp op) {
-  if (closed_ || dead_.contains(to.incarnation)) return;
+  if (closed_ || past_.deceased.contains(to.incarnation)) return;
   if (to.incarnation == self_.incarnation) return to_self_.push_back(std::move(op));
   peer_of(to).queue.push_back(std::move(op));
   transaction.touch(to.incarnation);
@@ -115,8 +115,8 @@ void References::apply_result(Transaction& transaction, const AgentId& from, con
     return release_if_done(transaction, at);
   }
   if (op.kind == OpKind::withdraw) {
-    const auto at = children_.find(op.fork);
-    if (at == children_.end() || at->second.receiver.incarnation != from.incarnation) return;
+    const auto at = passing_.children.find(op.fork);
+    if (at == passing_.children.end() || at->second.receiver.incarnation != from.incarnation) return;
     at->second.asked = false;
     if (result.code == ResultCode::held) at->second.held = true;
     if (result.code == ResultCode::refused) drop_child(transaction, op.fork, false);
@@ -133,7 +133,7 @@ Result<Bytes> References::receive_mail(const AgentId& from, ByteView message) {
 
   Transaction transaction(*this);
   if (closed_) return Status(Code::agent_closed, formatted("agent {} was shut down", self_.name));
-  if (dead_.contains(from.incarnation)) return refuse(ReferenceAnswer::Kind::dead);
+  if (past_.deceased.contains(from.incarnation)) return refuse(ReferenceAnswer::Kind::dead);
   auto& peer = peer_of(from);
   if (batch->number != 0 && batch->number == peer.done) return peer.answer;  // a repeat: the first answer was lost
   if (batch->number != peer.done + 1) return refuse(ReferenceAnswer::Kind::stale);
@@ -154,8 +154,8 @@ ReferenceResult References::apply(Transaction& transaction, const AgentId& from,
       apply_abandon(transaction, from, op);
       break;
     case OpKind::accept: {
-      const auto child = children_.find(op.fork);
-      if (child != children_.end() && child->second.receiver.incarnation == from.incarnation) {
+      const auto child = passing_.children.find(op.fork);
+      if (child != passing_.children.end() && child->second.receiver.incarnation == from.incarnation) {
         drop_child(transaction, op.fork, true);
       }
       break;
@@ -224,8 +224,8 @@ void References::peer_lost(const AgentId& peer, const Status& why) {
 }
 
 void References::lose_peer(Transaction& transaction, const AgentId& peer, const Status& why) {
-  if (peer.incarnation == self_.incarnation || dead_.contains(peer.incarnation)) return;
-  dead_.insert(peer.incarnation);
+  if (peer.incarnation == self_.incarnation || past_.deceased.contains(peer.incarnation)) return;
+  past_.deceased.insert(peer.incarnation);
   peers_.erase(peer.incarnation);
 
   std::vector<RRefId> touched;
@@ -245,7 +245,7 @@ void References::lose_peer(Transaction& transaction, const AgentId& peer, const 
   }
 
   std::vector<ForkId> children;
-  for (const auto& [fork, child] : children_) {
+  for (const auto& [fork, child] : passing_.children) {
     if (child.receiver.incarnation == peer.incarnation) children.push_back(fork);
   }
   std::vector<ForkId> holds;

@@ -103,6 +103,18 @@ struct Child {
   bool held = false;       // the receiver has it, and will accept it
 };
 
+/// The forks that this agent has made and that are on their way to a receiver.
+struct Passing {
+  std::unordered_map<ForkId, Child> children;
+  bool asking = false;  // ask_now() is scheduled
+};
+
+/// What has ended and may still be named by a late message.
+struct Past {
+  RecentSet<ForkId> holds;            // that came from their objects' owners, and that this agent has ended
+  RecentSet<std::uint64_t> deceased;  // incarnations of dead peers
+};
+
 /// One incarnation of a peer.
 struct Peer {
   AgentId id;

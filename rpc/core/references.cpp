@@ -6,6 +6,14 @@
 #include "rpc/core/reference_transaction.h"
 
 namespace tensorferry {
+namespace {
+
+References::Options with_secret(References::Options options) {
+  if (options.secret == decltype(options.secret){}) fill_random(std::as_writable_bytes(std::span(options.secret)));
+  return options;
+}
+
+}  // namespace
 
 // ---- Reference
 
@@ -61,9 +69,7 @@ void ReferenceTransfer::replied(std::uint64_t call) {
 // ---- References
 
 References::References(AgentId self, std::shared_ptr<Network> network, Options options)
-    : self_(std::move(self)), network_(std::move(network)), options_(options), secret_(options.secret) {
-  if (secret_ == decltype(secret_){}) fill_random(std::as_writable_bytes(std::span(secret_)));
-}
+    : self_(std::move(self)), network_(std::move(network)), options_(with_secret(options)) {}
 
 std::shared_ptr<References> References::make(AgentId self, std::shared_ptr<Network> network, Options options) {
   return std::shared_ptr<References>(new References(std::move(self), std::move(network), options));
@@ -72,14 +78,12 @@ std::shared_ptr<References> References::make(AgentId self, std::shared_ptr<Netwo
 References::~References() = default;
 
 std::uint64_t References::nonce_of(std::uint64_t owner, std::uint64_t object) const {
-  return siphash(secret_[0], secret_[1], std::array{owner, object});
+  return siphash(options_.secret[0], options_.secret[1], std::array{owner, object});
 }
 
 ReferenceTransfer References::pass_to(AgentId receiver) { return {shared_from_this(), std::move(receiver)}; }
 
-std::uint64_t References::begin_call() {
-  return calls_.begin();
-}
+std::uint64_t References::begin_call() { return calls_.begin(); }
 
 void References::end_call(std::uint64_t call) {
   // Release: apply_withdraw(), if it finds the group empty, sees the holds that receive() made for the reply.
@@ -89,7 +93,7 @@ void References::end_call(std::uint64_t call) {
 References::Counts References::counts() const {
   const std::lock_guard lock(mutex_);
   Counts counts;
-  counts.passing = children_.size();
+  counts.passing = passing_.children.size();
   for (const auto& [id, object] : objects_) {
     counts.objects += object.state != references::OwnedObject::State::awaited;
     counts.forks += object.forks.size();
@@ -103,7 +107,7 @@ References::Counts References::counts() const {
 bool References::settled() const {
   using State = references::Hold::State;
   const std::lock_guard lock(mutex_);
-  if (!children_.empty() || !to_self_.empty()) return false;
+  if (!passing_.children.empty() || !to_self_.empty()) return false;
   for (const auto& [incarnation, peer] : peers_) {
     if (!peer.queue.empty() || !peer.batch.empty()) return false;
   }
@@ -123,7 +127,7 @@ void References::close() {
     closed_ = true;
     objects.swap(objects_);
     holds.swap(holds_);
-    children_.clear();
+    passing_.children.clear();
     peers_.clear();
     to_self_.clear();
   }

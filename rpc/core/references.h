@@ -322,7 +322,6 @@ class References final : public std::enable_shared_from_this<References> {
   const AgentId self_;
   const std::shared_ptr<Network> network_;
   const Options options_;
-  std::array<std::uint64_t, 2> secret_;
 
   mutable std::mutex mutex_;
   bool closed_ = false;
@@ -333,13 +332,11 @@ class References final : public std::enable_shared_from_this<References> {
   };
   LastNumbers last_;
   std::size_t awaited_ = 0;  // objects in state `awaited`
-  bool asking_ = false;      // ask_now() is scheduled
   Objects objects_;
   Holds holds_;
-  references::RecentSet<ForkId> released_;  // holds that came from their objects' owners, and that this agent has ended
-  std::unordered_map<ForkId, references::Child> children_;
+  references::Passing passing_;
   std::unordered_map<std::uint64_t, references::Peer> peers_;  // by incarnation
-  references::RecentSet<std::uint64_t> dead_;                  // incarnations
+  references::Past past_;
   std::deque<ReferenceOp> to_self_;
 
   CallsUnderWay calls_;

@@ -21,6 +21,13 @@ std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) noexcept {
   return std::rotl((hash ^ word) * prime, 29);
 }
 
+bool has_all(const NewBytes& given, const ImageLayout& layout) {
+  for (std::size_t i = 0; i < given.pieces.size(); ++i) {
+    if (given.pieces[i] == nullptr && layout.pieces[i].bytes != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool ImageLayout::valid() const {
@@ -268,10 +275,7 @@ Result<std::uint64_t> VersionStore::update(const NewBytes& given, std::optional<
   const auto base = current();
   const auto* const look = base ? given.look : nullptr;
   if (look != nullptr && look->size() != layout_.blocks()) return Status(Code::internal, "marks of other blocks");
-  for (std::size_t i = 0; !base && i < given.pieces.size(); ++i) {
-    if (given.pieces[i] == nullptr && layout_.pieces[i].bytes != 0)
-      return Status(Code::internal, "a tensor is missing");
-  }
+  if (!base && !has_all(given, layout_)) return Status(Code::internal, "a tensor is missing");
   auto found = free_image(until, holders, interrupted, gpu);
   if (!found.ok()) return found.status();
   auto image = *std::move(found);

@@ -35,12 +35,12 @@ class TimeOutText : public ::testing::Test {
 
   std::shared_ptr<Call::State> call = std::make_shared<Call::State>("py:model:train_step", RawCallOptions{});
   CallersView view{"trainer3", true, "", "tcp", milliseconds(1500)};
-  void SetUp() override { call->sent_at = (call->made + milliseconds(1)).time_since_epoch().count(); }
+  void SetUp() override { call->progress.sent_at = (call->made + milliseconds(1)).time_since_epoch().count(); }
 };
 
 TEST_F(TimeOutText, TellsThatNoConnectionCouldBeOpened) {
-  call->sent_at = 0;
-  call->hold = SendHold::connection;
+  call->progress.sent_at = 0;
+  call->progress.hold = SendHold::connection;
   view.connected = false;
   view.silence = std::nullopt;
   EXPECT_EQ(text(),
@@ -53,10 +53,10 @@ TEST_F(TimeOutText, TellsThatNoConnectionCouldBeOpened) {
 }
 
 TEST_F(TimeOutText, TellsWhatARequestWaitedForBeforeItWasSent) {
-  call->sent_at = 0;
-  call->hold = SendHold::probe;
+  call->progress.sent_at = 0;
+  call->progress.hold = SendHold::probe;
   EXPECT_THAT(text(), HasSubstr("not sent, because the channel that it needs is still being tested"));
-  call->hold = SendHold::order;
+  call->progress.hold = SendHold::order;
   EXPECT_THAT(text(), HasSubstr("not sent, because an earlier call of its order key waits"));
 }
 
@@ -129,9 +129,9 @@ TEST_F(TimeOutText, TellsOfArgumentsThatHadNotArrived) {
 TEST_F(TimeOutText, TellsWhereARequestOrAnAnswerIsThatTheCalleeDoesNotHave) {
   report({});
   EXPECT_THAT(text(), HasSubstr("answered there, but the answer has not arrived."));
-  call->in_ring = true;
+  call->place.in_ring = true;
   EXPECT_THAT(text(), HasSubstr("put into shared memory, from which the peer has not taken it yet."));
-  call->landing = true;
+  call->progress.landing = true;
   view.awaited = ": 2 of this link wait for control message 3 of the peer, of which 2 have come";
   EXPECT_THAT(text(), HasSubstr("the answer has come, but its tensors had not all arrived: 2 of this link wait for"));
 }

@@ -21,7 +21,7 @@ Status StreamRun::enqueue_pieces(const Fingerprint& called, const FlagKernel& ke
     over = over || (given.data() == taken.data() && given.size() != taken.size() && !given.empty() && !taken.empty());
   }
   if (over && pieces.most > slot) return overlapping(called, slot);
-  by_flags_ = true;
+  now_.by_flags = true;
   return enqueue(called, limits, [&] {
     if (!captured_) direct_->watch().meets_by_flags();
     auto arguments = flag_arguments();

@@ -85,6 +85,15 @@ Result<std::vector<Report>> tell(RawGroup& group, const Fingerprint& called, con
   return all;
 }
 
+/// Maps what a rank offers, unless it is this rank's `own`. False: nothing is offered, or it cannot be mapped.
+bool open(const driver::BufferOffer& offer, int device, bool own, std::shared_ptr<driver::PeerMemory>& opened) {
+  if (offer.nonce == 0) return false;
+  if (own) return true;
+  auto memory = driver::PeerMemory::open(offer, device, offer.nonce);
+  if (memory.ok()) opened = *std::move(memory);
+  return opened != nullptr;
+}
+
 }  // namespace
 
 void mark_symmetric(int device, const std::byte* data, std::size_t bytes) {
@@ -184,17 +193,11 @@ Status LentMemory::introduce(const Fingerprint& called, int device, const std::v
   const auto offers = tell(*group_, called, own, limits);
   if (!offers.ok()) return offers.status();
 
-  std::uint64_t failed = 0;  // a bit for each rank whose memory this one could not map
   std::vector<std::shared_ptr<driver::PeerMemory>> opened(places.size());
+  std::uint64_t failed = 0;  // a bit for each rank whose memory this one could not map
   for (std::size_t rank = 0; rank < places.size(); ++rank) {
     if (!is_new(rank)) continue;
-    const auto& offer = (*offers)[rank];
-    bool good = offer.nonce != 0 && here.status().ok();
-    if (good && rank != self) {
-      auto memory = driver::PeerMemory::open(offer, device, offer.nonce);
-      good = memory.ok();
-      if (good) opened[rank] = *std::move(memory);
-    }
+    const bool good = here.status().ok() && open((*offers)[rank], device, rank == self, opened[rank]);
     if (!good) failed |= std::uint64_t{1} << rank;
   }
   const auto all_failed = tell(*group_, called, failed, limits);

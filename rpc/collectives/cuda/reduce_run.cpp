@@ -59,9 +59,9 @@ Status StreamRun::reduce_by_flags(const Fingerprint& called, const FlagKernel& k
   const auto item = size_of(static_cast<DType>(called.dtype));
   auto arguments = flag_arguments();
   // It meets once more than with halves.
-  arguments.all_in_place = lent_.all_in_place && input.size() > SymmetricBuffers::flag_half_bytes;
+  arguments.all_in_place = now_.lent.all_in_place && input.size() > SymmetricBuffers::flag_half_bytes;
   const auto most = arguments.all_in_place ? input.size() : SymmetricBuffers::flag_half_bytes;
-  by_flags_ = true;
+  now_.by_flags = true;
   return enqueue(called, limits, [&] {
     if (!captured_) direct_->watch().meets_by_flags();
     for (std::size_t at = 0; at < input.size() && result_ == CUDA_SUCCESS; at += most) {
@@ -212,7 +212,7 @@ Status StreamRun::reduce(const Fingerprint& called, InBytes input, OutBytes outp
   const auto kernel = by_flags ? std::nullopt : std::optional(ReductionKernel::find(gpu_->device, dtype, op, ranks_));
   const auto lent = lendable(input, takes ? output : OutBytes(), two_shots);
   if (auto status = agree(called, by_flags, lent, input.size(), limits, in_place); !status.ok()) return status;
-  if (by_flags || (flag_kernel && lent_.all_in_place)) {
+  if (by_flags || (flag_kernel && now_.lent.all_in_place)) {
     if (!flag_kernel->ok()) return flag_kernel->status();
     return reduce_by_flags(called, **flag_kernel, input, takes ? output : OutBytes(), limits);
   }
@@ -221,7 +221,7 @@ Status StreamRun::reduce(const Fingerprint& called, InBytes input, OutBytes outp
   return enqueue(called, limits, [&] {
     const auto most = ranks_ == 1 ? std::max<std::size_t>(1, input.size()) : half_bytes;
     for (std::size_t at = 0; at < input.size(); at += most) {
-      chunk_ = at;
+      now_.chunk = at;
       const auto in = part_of(input, at, most);
       const auto out = takes ? part_of(output, at, most) : OutBytes();
       if (algorithm == AlgorithmOnGpu::one_shot) {

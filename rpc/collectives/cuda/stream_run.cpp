@@ -30,7 +30,7 @@ Status StreamRun::enqueue_all(const Fingerprint& called, const WaitLimits& limit
   if (!gpu_->staged.empty()) {
     return {Code::invalid_argument, "this operation on tensors of GPUs goes through host memory: " + gpu_->staged};
   }
-  if (captured_ && !by_flags_) {
+  if (captured_ && !now_.by_flags) {
     return {Code::invalid_argument, "a CUDA graph is being captured on the stream, and the ranks do not meet by flags"};
   }
   if (captured_) {
@@ -50,9 +50,9 @@ Status StreamRun::enqueue_all(const Fingerprint& called, const WaitLimits& limit
     begun_.store(static_cast<bool>(end_), std::memory_order_release);
     return driver::status_of(result_, "an operation on the GPU");
   }
-  number_ = direct_->next_operation();
-  const auto operation =
-      std::make_shared<Enqueued>(direct_->words(), rank_, number_, called, limits.until, std::exchange(lent_.keep, {}));
+  now_.number = direct_->next_operation();
+  const auto operation = std::make_shared<Enqueued>(direct_->words(), rank_, now_.number, called, limits.until,
+                                                    std::exchange(now_.lent.keep, {}));
   {
     const std::lock_guard lock(mutex_);
     if (!early_.ok()) return early_;
@@ -62,9 +62,9 @@ Status StreamRun::enqueue_all(const Fingerprint& called, const WaitLimits& limit
   direct_->watch().add(operation);
   if (result_ == CUDA_SUCCESS) enqueue();
   auto status = driver::status_of(result_, "an operation on the GPU");
-  if (!ends_by_kernel_ || !status.ok()) {
+  if (!now_.ends_by_kernel || !status.ok()) {
     // Also after an error, so that the streams can be released that wait already.
-    const auto ends = direct_->words()->end(stream_, number_);
+    const auto ends = direct_->words()->end(stream_, now_.number);
     if (ends != CUDA_SUCCESS && status.ok()) status = driver::status_of(ends, "an operation on the GPU");
     if (ends != CUDA_SUCCESS) direct_->watch().drop(status);
   }
@@ -94,7 +94,7 @@ Status StreamRun::agree(const Fingerprint& called, bool by_flags, InBytes own, s
   }
   auto lent = direct_->lent().agree(called, gpu_->device, own, in_place, bytes, captured_, limits);
   if (!lent.ok()) return lent.status();
-  lent_ = *std::move(lent);
+  now_.lent = *std::move(lent);
   return {};
 }
 
@@ -119,7 +119,7 @@ void StreamRun::reduce_halves(const ReductionKernel& kernel, std::size_t at, std
   ReduceArguments arguments{};
   for (std::size_t rank = 0; rank < ranks_; ++rank) {
     const bool here = rank == rank_ && (ranks_ == 1 || is_aligned(own));
-    arguments.inputs[rank] = here ? own : source_of(rank, chunk_) + at;
+    arguments.inputs[rank] = here ? own : source_of(rank, now_.chunk) + at;
   }
   arguments.out = out;
   arguments.copy = copy;
@@ -161,14 +161,15 @@ void StreamRun::end_by_kernel(FlagArguments& arguments) {
   if (captured_) return;
   const auto& words = *direct_->words();
   arguments.ended = reinterpret_cast<unsigned*>(words.ended_word());  // NOLINT(performance-no-int-to-ptr)
-  arguments.operation = number_;
+  arguments.operation = now_.number;
   arguments.blocks_ended = gpu_->buffers->blocks_ended(rank_);
-  ends_by_kernel_ = true;
+  now_.ends_by_kernel = true;
 }
 
 /// Tells a kernel where the chunk at `at` of each lent input lies.
 void StreamRun::lend(FlagArguments& arguments, std::size_t at) const {
-  for (std::size_t rank = 0; rank < ranks_; ++rank) arguments.lent[rank] = lends(rank) ? lent_.at[rank] + at : nullptr;
+  for (std::size_t rank = 0; rank < ranks_; ++rank)
+    arguments.lent[rank] = lends(rank) ? now_.lent.at[rank] + at : nullptr;
 }
 
 std::shared_ptr<DeviceRun> make_run(std::shared_ptr<Direct> direct, std::shared_ptr<GroupGpu> gpu, CUstream stream) {

@@ -18,6 +18,16 @@
 
 namespace tensorferry::collectives::cuda {
 
+/// The operation that the host enqueues now.
+struct StreamOperation {
+  bool by_flags = false;  // how the ranks meet
+  bool ends_by_kernel = false;
+  std::uint32_t number = 0;  // unless it is captured
+  std::size_t half = 0;      // of each buffer, for this chunk
+  std::size_t chunk = 0;     // where the chunk begins in the inputs
+  LentInputs lent;
+};
+
 /// One operation, or several that are one call. The functions of DeviceOperations run on the thread that runs the
 /// group's operations.
 class StreamRun final : public DeviceRun, public std::enable_shared_from_this<StreamRun> {
@@ -57,10 +67,8 @@ class StreamRun final : public DeviceRun, public std::enable_shared_from_this<St
  private:
   /// Begins an operation: several may use this one after another.
   void begin() {
-    lent_ = {};
-    lent_.at.resize(ranks_);
-    by_flags_ = ends_by_kernel_ = false;
-    chunk_ = 0;
+    now_ = {};
+    now_.lent.at.resize(ranks_);
     const std::lock_guard lock(mutex_);
     early_ = {};
   }
@@ -75,8 +83,8 @@ class StreamRun final : public DeviceRun, public std::enable_shared_from_this<St
     if (result_ == CUDA_SUCCESS) result_ = result;
   }
   /// Begins a chunk: the next half of each buffer is free.
-  void take_half() { half_ = gpu_->uses++ % 2; }
-  [[nodiscard]] std::byte* half_of(std::size_t rank) const { return gpu_->buffers->half(rank, half_); }
+  void take_half() { now_.half = gpu_->uses++ % 2; }
+  [[nodiscard]] std::byte* half_of(std::size_t rank) const { return gpu_->buffers->half(rank, now_.half); }
   /// Lets the ranks agree on the call, and finds out whose inputs they read in place. `own` is the input that this rank
   /// lends if the others can map it; empty: none. `in_place`: it is the output too. They read `bytes` bytes of an
   /// input. `by_flags`: so their kernels meet.
@@ -86,14 +94,14 @@ class StreamRun final : public DeviceRun, public std::enable_shared_from_this<St
   /// of one process: one thread's driver calls could wait for a kernel that waits for the other's.
   Status agree(const Fingerprint& called, bool by_flags, InBytes own, std::size_t bytes, const WaitLimits& limits,
                bool in_place = false);
-  [[nodiscard]] bool lends(std::size_t rank) const { return lent_.at[rank] != nullptr; }
+  [[nodiscard]] bool lends(std::size_t rank) const { return now_.lent.at[rank] != nullptr; }
   /// Returns the bytes of the input of `rank` from `at` on, of which this chunk's half has a copy unless they are lent.
   [[nodiscard]] const std::byte* source_of(std::size_t rank, std::size_t at) const {
-    return lends(rank) ? lent_.at[rank] + at : half_of(rank);
+    return lends(rank) ? now_.lent.at[rank] + at : half_of(rank);
   }
   /// All ranks have read what is lent, so its owners may write it again.
   void give_back_lent() {
-    if (lent_.any()) meet();
+    if (now_.lent.any()) meet();
   }
   void meet();
   void copy(std::byte* to, InBytes from);
@@ -139,13 +147,8 @@ class StreamRun final : public DeviceRun, public std::enable_shared_from_this<St
   const std::shared_ptr<GroupGpu> gpu_;
   const CUstream stream_;
   const std::size_t rank_, ranks_;
-  const bool captured_;    // into a CUDA graph
-  bool by_flags_ = false;  // how the ranks meet
-  bool ends_by_kernel_ = false;
-  std::uint32_t number_ = 0;  // of the operation, unless it is captured
-  std::size_t half_ = 0;
-  std::size_t chunk_ = 0;  // where the chunk begins in the inputs
-  LentInputs lent_;
+  const bool captured_;  // into a CUDA graph
+  StreamOperation now_;
   CUresult result_ = CUDA_SUCCESS;
   mutable std::mutex mutex_;
   std::shared_ptr<Enqueued> enqueued_;  // guarded by mutex_: the last one, if several use this stream's order

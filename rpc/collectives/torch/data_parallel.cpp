@@ -202,6 +202,30 @@ void copy_to_gradients(const at::Tensor& result, const GradBucket& bucket) {
   }
 }
 
+/// Gives the bucket its memory, with the tensors in it if this rank `gives` them.
+void pack(BroadcastInFlight& bucket, bool gives) {
+  if (bucket.tensors.size() == 1) {
+    bucket.flat = bucket.tensors[0];
+    return;
+  }
+  bucket.flat = flat_for(bucket.tensors);
+  std::int64_t at = 0;
+  for (const auto& tensor : bucket.tensors) {
+    if (gives) part_of(bucket.flat, at, tensor).copy_(tensor);
+    at += tensor.numel();
+  }
+}
+
+/// Copies what has come to the tensors.
+void unpack(const BroadcastInFlight& bucket) {
+  if (bucket.tensors.size() == 1) return;
+  std::int64_t at = 0;
+  for (const auto& tensor : bucket.tensors) {
+    tensor.copy_(part_of(bucket.flat, at, tensor));
+    at += tensor.numel();
+  }
+}
+
 }  // namespace
 
 GroupError::GroupError(Status status)
@@ -233,27 +257,13 @@ Status broadcast_coalesced(const DeviceGroup& group, const Tensors& tensors, std
       return;
     }
     bucket.work->block_current_stream();
-    if (gives || bucket.tensors.size() == 1) return;
-    std::int64_t at = 0;
-    for (const auto& tensor : bucket.tensors) {
-      tensor.copy_(part_of(bucket.flat, at, tensor));
-      at += tensor.numel();
-    }
+    if (!gives) unpack(bucket);
   };
   for (const auto& indices : buckets_of(tensors, bucket_bytes)) {
     if (in_flight.size() == in_flight_at_once) land();
     if (!first.ok()) break;
     BroadcastInFlight bucket{at_indices(tensors, indices), {}, std::nullopt};
-    if (bucket.tensors.size() == 1) {
-      bucket.flat = bucket.tensors[0];
-    } else {
-      bucket.flat = flat_for(bucket.tensors);
-      std::int64_t at = 0;
-      for (const auto& tensor : bucket.tensors) {
-        if (gives) part_of(bucket.flat, at, tensor).copy_(tensor);
-        at += tensor.numel();
-      }
-    }
+    pack(bucket, gives);
     StartOptions options;
     options.timeout = timeout;
     const auto on = group.on("broadcast", {at::TensorList(bucket.flat)}, options);
