@@ -7,15 +7,15 @@ from typing import Any
 
 from benchmarks.contestants import GLOO, MONARCH, PYZMQ, RAY, TORCH
 from benchmarks.gpu_figures import NCCL_REDUCE, SYMMETRIC, ReductionFigure, reductions
+from benchmarks.group_rows import GROUP_SIZES
 from benchmarks.report import HEADLINES, GroupFigure, group_figures, times
 from benchmarks.results import RowResult, Run
-from benchmarks.rows import GROUP_SIZES
 from benchmarks.units import ABSOLUTE
 
 INK = "#7d8590"  # readable on a white page and on a dark one
 COLOURS = {TORCH: "#1f9d8a", RAY: "#3b7dd8", MONARCH: "#b0713c", PYZMQ: "#8a63c9"}  # in this order
 
-# The places of groups, by the names of rows.GROUPS, in this order.
+# The places of groups, by the names of group_rows.GROUPS, in this order.
 PLACES = {"2": ("2 ranks", "#1f9d8a"), "4": ("4 ranks", "#3b7dd8"), "network": ("2 ranks on two hosts", "#b0713c")}
 PANELS = {  # operations, by the titles of the panels that show them
     "all_reduce": ("all_reduce",),

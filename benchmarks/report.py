@@ -85,9 +85,9 @@ HEADLINES = {
 class GroupFigure:
     """A row beside Gloo, as its name tells it."""
 
-    where: str  # rows.GROUPS
+    where: str  # group_rows.GROUPS
     operation: str
-    size: str  # rows.GROUP_SIZES; "" if the operation has none
+    size: str  # group_rows.GROUP_SIZES; "" if the operation has none
     row: RowResult
 
     @property

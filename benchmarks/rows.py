@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.contestants import (
@@ -19,7 +18,6 @@ from benchmarks.contestants import (
     BARE_UNIX,
     EMPTY_CALL,
     FEWER,
-    GLOO,
     GRPC,
     IPERF3,
     ONE_INTERFACE,
@@ -37,11 +35,9 @@ from benchmarks.contestants import (
     Contestant,
     Scale,
     actors,
-    after_a_death,
     beside_blocking,
     between_hosts,
     carried,
-    group,
     idle,
     in_new_pair,
     iperf3,
@@ -53,10 +49,11 @@ from benchmarks.contestants import (
     threads,
     whole_lives,
 )
+from benchmarks.group_rows import GROUPS, NOT_IN_GROUPS, OPERATIONS, after_a_death_row, group_row
 from benchmarks.placement import Placement
+from benchmarks.row import Row
 from benchmarks.units import (
     MICROSECONDS,
-    MILLISECONDS,
     PERCENT,
     SECONDS,
     SHARE_OF_CORE,
@@ -71,34 +68,6 @@ from benchmarks.units import (
     per_second,
 )
 from benchmarks.workloads import IN_FLIGHT
-
-
-@dataclass(frozen=True)
-class Row:
-    """Ours beside its peers, measured once for all its figures."""
-
-    name: str
-    title: str  # "{count}" is how often something is done, where that depends on --quick
-    figures: tuple[Figure, ...]
-    ours: Contestant
-    peers: dict[str, Contestant] = field(default_factory=dict)
-    placement: Placement = Placement.UNPINNED
-    hogs: int = 0  # busy processes beside it
-    count: Scale | None = None
-    quick: bool = False  # also in --quick
-    rounds: int | None = None  # fewer than the run's where a turn is long
-    once: bool = False  # in the first life only
-    strangers: bool = False  # only with --peers
-
-    def contestants(self) -> dict[str, Contestant]:
-        return {OURS: self.ours, **self.peers}
-
-    def place(self) -> str:
-        return self.placement.value + (f", {self.hogs} busy processes" if self.hogs else "")
-
-    def titled(self, quick: bool) -> str:
-        return self.title.format(count=f"{self.count.of(quick):,}" if self.count else "")
-
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -406,65 +375,6 @@ def _torch_backend(name: str, title: str, unit: Unit, times: float | None, workl
     )
 
 
-GROUP_SIZES = {
-    "1kb": ("1 KB", 1 << 10),
-    "64kb": ("64 KB", 1 << 16),
-    "1mb": ("1 MB", 1 << 20),
-    "64mb": ("64 MB", 1 << 26),
-}
-GROUPS = {"2": (2, False), "4": (4, False), "network": (2, True)}  # ranks, and whether each is on a host of its own
-OPERATIONS = {
-    "all_reduce": "all_reduce",
-    "all_reduce_empty": "all_reduce in tensorferry.empty memory",
-    "broadcast": "broadcast",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "send": "send and receive",
-    "barrier": "barrier",
-    "ddp": "a DistributedDataParallel step of 25 million parameters",
-}
-
-
-def _group(where: str, operation: str) -> Row:
-    """An operation of torch.distributed on both backends, with a figure for each size."""
-    ranks, apart = GROUPS[where]
-    sizes = {"": 4} if operation in ("barrier", "ddp") else {name: size for name, (_, size) in GROUP_SIZES.items()}
-    targets: dict[str, float] = {}
-    if operation == "all_reduce_empty":
-        sizes = {name: sizes[name] for name in ("1mb", "64mb")}
-        targets = {"1mb": 6, "64mb": 6}
-    elif operation == "all_reduce" and not apart:
-        targets = {"1kb": 10, "64kb": 6, "1mb": 4, "64mb": 2.5}
-    return Row(
-        f"group-{where}-{operation}",
-        f"{OPERATIONS[operation]}, {ranks} ranks" + (" on two hosts" if apart else ""),
-        tuple(
-            Figure(MICROSECONDS, {GLOO: targets.get(size, 1)}, size, GROUP_SIZES[size][0] if size else "", size)
-            for size in sizes
-        ),
-        ours=group(OURS, operation, ranks, sizes, apart),
-        peers={GLOO: group(GLOO, operation, ranks, sizes, apart)},
-        rounds=3 if operation == "ddp" else 2,
-        once=operation == "ddp",
-    )
-
-
-def _after_a_death(name: str, title: str, reducing: bool) -> Row:
-    return Row(
-        f"reconfigure-{name}",
-        f"SIGKILL of one of 4 ranks, {title}: to the first all_reduce after reconfigure()",
-        (Figure(MILLISECONDS, {GLOO: 2}),),
-        ours=after_a_death(OURS, 4, reducing),
-        peers={GLOO: after_a_death(GLOO, 4, reducing)},
-        rounds=1 if reducing else None,  # Gloo's time-out ends the wait
-        once=reducing,
-    )
-
-
-# A send has two ranks, and the memory of tensorferry.empty() is for one host.
-NOT_IN_GROUPS = {("4", "send"), ("network", "all_reduce_empty")}
-
 HELD = 5120  # bytes of a tensor in a replay buffer
 CALLS, MEGABYTES, REPLAY = Scale(1_000_000, 20_000), Scale(10_000, 200), Scale(1_000_000, 20_000)
 
@@ -651,13 +561,13 @@ ROWS = [
     ],
     _torch_backend("backward", "a forward and a backward pass over two workers", MICROSECONDS, 1.5, "backward"),
     *[
-        _group(where, operation)
+        group_row(where, operation)
         for where in GROUPS
         for operation in OPERATIONS
         if (where, operation) not in NOT_IN_GROUPS
     ],
-    _after_a_death("told", "of which the others are told", False),
-    _after_a_death("reducing", "which ends the all_reduce of the others", True),
+    after_a_death_row("told", "of which the others are told", False),
+    after_a_death_row("reducing", "which ends the all_reduce of the others", True),
     Row("idle-cpu", "idle agent", (Figure(SHARE_OF_CORE),), idle(OURS), {TORCH: idle(TORCH)}, rounds=3),
     Row("idle-threads", "idle agent", (Figure(THREADS),), threads(OURS), {TORCH: threads(TORCH)}, rounds=1),
 ]

@@ -26,7 +26,8 @@ from benchmarks.native import Missing
 from benchmarks.plot import draw, draw_gpus, draw_groups, pictured
 from benchmarks.report import group_figures, summary, table
 from benchmarks.results import Measurement, Round, RowResult, Run, busy_share, describe_machine
-from benchmarks.rows import CORE, ROWS, Row
+from benchmarks.row import Row
+from benchmarks.rows import CORE, ROWS
 from benchmarks.teams import PAIR
 from benchmarks.units import Figure
 

@@ -14,13 +14,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import contestants, figures, plot, report, results, rows, strangers
+from benchmarks import contestants, figures, group_rows, plot, report, results, strangers
 from benchmarks.contestants import GLOO, OURS, TORCH, Contestant, Lab, group, python, slowest, stranger
 from benchmarks.group_workloads import Operation
 from benchmarks.native import Missing
 from benchmarks.placement import Placement
 from benchmarks.results import DifferentRuns, Measurement, Round, RowResult, Run, speedup
-from benchmarks.rows import ROWS, Row
+from benchmarks.row import Row
+from benchmarks.rows import ROWS
 from benchmarks.run import Failed, chosen, keep_run, measure
 from benchmarks.teams import Team
 from benchmarks.units import MICROSECONDS, PERCENT, Figure, Unit
@@ -106,7 +107,7 @@ def with_groups(run: Run) -> Run:
 def test_the_picture_of_groups_has_a_panel_for_each_operation_and_a_bar_for_each_row(tmp_path: Path) -> None:
     run = with_groups(a_run())
     rows_of_panels = [operation for panel in plot.PANELS.values() for operation in panel]
-    assert rows_of_panels == list(rows.OPERATIONS) and list(plot.PLACES) == list(rows.GROUPS)
+    assert rows_of_panels == list(group_rows.OPERATIONS) and list(plot.PLACES) == list(group_rows.GROUPS)
     plot.draw_groups(run, tmp_path / "groups.svg")
     plot.draw_groups(run, tmp_path / "again.svg")
     drawn = (tmp_path / "groups.svg").read_text()
@@ -299,8 +300,8 @@ def test_actors_are_measured_with_all_their_costs(lab: Lab, who: str) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_operation_of_a_group_writes_what_it_should(lab: Lab, who: str, ranks: int) -> None:
     # The ranks check what was written, and raise.
-    for operation in rows.OPERATIONS:
-        if operation != "ddp" and (str(ranks), operation) not in rows.NOT_IN_GROUPS:
+    for operation in group_rows.OPERATIONS:
+        if operation != "ddp" and (str(ranks), operation) not in group_rows.NOT_IN_GROUPS:
             turn = group(who, operation, ranks, {"1kb": 1 << 10, "64kb": 1 << 16}).measure(lab, Placement.UNPINNED)
             assert isinstance(turn, dict)
             assert all(len(samples) >= 3 and min(samples) > 0 for samples in turn.values())
