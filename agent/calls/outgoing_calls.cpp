@@ -95,13 +95,13 @@ void OutgoingCalls::send(const std::shared_ptr<FrameStream>& stream, const std::
 bool OutgoingCalls::queued_behind(const std::shared_ptr<Call::State>& call, Message& message, bool waits) {
   const auto order = call->options.order;
   if (order == 0) return false;
-  const std::lock_guard lock(behind_mutex_);
-  if (const auto it = behind_.find(order); it != behind_.end()) {
+  const std::lock_guard lock(waiting_mutex_);
+  if (const auto it = waiting_by_order_.find(order); it != waiting_by_order_.end()) {
     call->progress.hold = SendHold::order;
     it->second.push_back({call, std::move(message)});
     return true;
   }
-  if (waits) behind_.try_emplace(order);
+  if (waits) waiting_by_order_.try_emplace(order);
   return false;
 }
 
@@ -126,10 +126,10 @@ void OutgoingCalls::send_held(const std::shared_ptr<FrameStream>& stream, Unsent
       send_now(stream, call, std::move(next->message), false);
     next.reset();
     if (call->options.order == 0) return;
-    const std::lock_guard lock(behind_mutex_);
-    const auto it = behind_.find(call->options.order);
+    const std::lock_guard lock(waiting_mutex_);
+    const auto it = waiting_by_order_.find(call->options.order);
     if (it->second.empty()) {
-      behind_.erase(it);
+      waiting_by_order_.erase(it);
       return;
     }
     next = std::move(it->second.front());
@@ -398,7 +398,7 @@ Pace OutgoingCalls::tick(Clock::time_point now) {
   }
   // The last reference to a call drops memory of the program's, which may wait for the program's locks.
   if (any_done) around_.pool.submit([dropped = std::move(calls)] {});
-  if (ring_.is_open()) ring_.ring()->calls->reclaim();
+  if (ring_.is_open()) ring_.ring()->memory->reclaim();
   expect_replies();  // for calls without a waiting thread
   look_ = {now, added, next - now > far_deadline ? Pace::stroll : Pace::walk};
   return pace == Pace::run ? pace : look_.pace;
@@ -439,7 +439,7 @@ Status OutgoingCalls::on_status(std::uint64_t id, ByteView payload) {
 
 Status OutgoingCalls::expired(const Call::State& call) const {
   const auto now = around_.clock.now();
-  CallersView view;
+  TimeOutContext view;
   view.peer = around_.link.peer().name;
   view.connected = around_.link.outgoing() != nullptr;
   if (!view.connected) view.dialling = around_.connections.dial_progress();

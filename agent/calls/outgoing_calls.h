@@ -160,9 +160,9 @@ class OutgoingCalls final : public ConnectionCalls, private RingCallsOwner {
   PendingCalls pending_;
   RingCalls ring_;
   LazyCompletions lazy_;
-  Mutex behind_mutex_;
+  Mutex waiting_mutex_;
   /// By order key: the requests behind one that waits for a probe.
-  std::unordered_map<std::uint32_t, std::deque<UnsentCall>> behind_;
+  std::unordered_map<std::uint32_t, std::deque<UnsentCall>> waiting_by_order_;
   Mutex numbers_mutex_;
   std::unordered_map<std::string, std::uint32_t> numbers_;  // the callee's function numbers, by name
   std::atomic<Clock::rep> last_flush_{0};

@@ -23,7 +23,7 @@ void RingCalls::open(std::shared_ptr<OutgoingRing> ring) {
 
 bool RingCalls::send(const std::shared_ptr<Call::State>& call, ByteView frame) {
   if (!is_open() || call->options.order != 0) return false;
-  const auto slot = ring_->calls->reserve();
+  const auto slot = ring_->memory->reserve();
   if (!slot) return false;
   call->place.slot = *slot;
   {
@@ -37,7 +37,7 @@ bool RingCalls::send(const std::shared_ptr<Call::State>& call, ByteView frame) {
     return true;
   }
   call->place.in_ring.store(false, std::memory_order_release);
-  ring_->calls->unreserve(*slot);
+  ring_->memory->unreserve(*slot);
   return false;
 }
 
@@ -51,12 +51,12 @@ void RingCalls::on_done(SlotId slot) {
 }
 
 void RingCalls::poll(Call::State& call) {
-  const auto state = ring_->calls->state(call.place.slot);
+  const auto state = ring_->memory->state(call.place.slot);
   if (state == CallRing::State::full || state == CallRing::State::by_socket) take(call.shared_from_this());
 }
 
 void RingCalls::expect_reply(Call::State& call) {
-  if (!ring_->calls->watch(call.place.slot)) poll(call);
+  if (!ring_->memory->watch(call.place.slot)) poll(call);
 }
 
 void RingCalls::take(const std::shared_ptr<Call::State>& call) {
@@ -69,15 +69,15 @@ void RingCalls::take(const std::shared_ptr<Call::State>& call) {
 /// socket, frees the slot. An error: the slot holds no valid reply, and the caller
 /// of this function must end the call.
 Status RingCalls::read(const std::shared_ptr<Call::State>& call) {
-  const auto state = ring_->calls->state(call->place.slot);
+  const auto state = ring_->memory->state(call->place.slot);
   if (state == CallRing::State::by_socket) {
     call->place.in_ring.store(false, std::memory_order_release);
-    ring_->calls->take_by_socket(call->place.slot);
+    ring_->memory->take_by_socket(call->place.slot);
     return {};
   }
-  ring_->spin.met(ring_->calls->cpu_of(call->place.slot));
+  ring_->spin.met(ring_->memory->cpu_of(call->place.slot));
   bool valid = true;
-  const auto bytes = ring_->calls->take(call->place.slot, valid);
+  const auto bytes = ring_->memory->take(call->place.slot, valid);
   if (!valid) return too_long();
   return bytes ? handle(*call, *bytes) : Status();
 }
@@ -115,7 +115,7 @@ void RingCalls::take_all() {
 }
 
 bool RingCalls::taken(const Call::State& call) const {
-  if (!call.place.in_ring.load(std::memory_order_acquire) || !ring_->calls->taken(call.place.slot)) return false;
+  if (!call.place.in_ring.load(std::memory_order_acquire) || !ring_->memory->taken(call.place.slot)) return false;
   return call.place.in_ring.load(std::memory_order_acquire);  // false now: the reply comes by socket
 }
 
@@ -129,7 +129,7 @@ void RingCalls::give_up_slot(const Call::State& call) {
   // The callee must not take the call for cancelled: what it creates is asked for again over the next link.
   if (call.idempotence.may_come_again && owner_.link_closed()) return;
   bool valid = true;
-  const auto reply = ring_->calls->abandon(call.place.slot, valid);
+  const auto reply = ring_->memory->abandon(call.place.slot, valid);
   if (owner_.link_closed()) return;  // the buffers' channels have ended
   const auto status = !valid ? too_long() : reply ? handle(call, *reply) : Status();
   if (!status.ok()) (void)owner_.end_link(status);
@@ -137,7 +137,7 @@ void RingCalls::give_up_slot(const Call::State& call) {
 
 /// Returns whether the callee has answered the call's slot, or another call has the slot by now.
 bool RingCalls::answered(const Call::State& call) const {
-  const auto state = ring_->calls->state(call.place.slot);
+  const auto state = ring_->memory->state(call.place.slot);
   return state != CallRing::State::pending && state != CallRing::State::watched && state != CallRing::State::sleeping;
 }
 
@@ -189,10 +189,10 @@ bool RingCalls::wait(Call::State& call, std::optional<Clock::time_point> until,
       if (!stopped) {
         // The tick enforces the call's own deadline, because a timed sleep costs 2 us.
         slept = true;
-        stopped = !ring_->calls->sleep(call.place.slot, until, clock_) && interrupted && interrupted();
+        stopped = !ring_->memory->sleep(call.place.slot, until, clock_) && interrupted && interrupted();
       }
       if (!stopped) continue;
-      if (slept) ring_->calls->stop_sleeping(call.place.slot);
+      if (slept) ring_->memory->stop_sleeping(call.place.slot);
       expect_reply(call);  // the next tick may be far off
       return false;
     }
@@ -205,7 +205,7 @@ std::string RingCalls::state_text(const Call::State& call) const {
   if (!call.place.in_ring) return {};
   constexpr std::array states{"free",     "pending",   "a thread sleeps", "watched by the pool",
                               "answered", "by socket", "given up",        "answered late"};
-  const auto state = static_cast<std::size_t>(ring_->calls->state(call.place.slot));
+  const auto state = static_cast<std::size_t>(ring_->memory->state(call.place.slot));
   return formatted("in slot {}: {}", call.place.slot.index, states[state % states.size()]);
 }
 

@@ -10,7 +10,7 @@ namespace tensorferry {
 // ---- The caller's side
 
 bool OutgoingRing::send(SlotId slot, ByteView frame) {
-  if (!calls->push(slot, frame)) return false;
+  if (!memory->push(slot, frame)) return false;
   callee_->ring();
   return true;
 }
@@ -19,12 +19,12 @@ bool OutgoingRing::serve_one() {
   const auto link = link_.lock();
   bool any = false;
   // Bounded, because a peer that breaks the protocol may list slots without end.
-  for (std::uint32_t i = 0; i < CallRing::slots && link && !link->closed() && calls->any_done(); ++i) {
+  for (std::uint32_t i = 0; i < CallRing::slots && link && !link->closed() && memory->any_done(); ++i) {
     std::optional<SlotId> slot;
     {
       const std::unique_lock lock(collect_mutex_, std::try_to_lock);
       if (!lock) return any;
-      slot = calls->next_done();
+      slot = memory->next_done();
     }
     or_end_link(*link, [&] {
       if (slot) link->on_ring_reply(*slot);

@@ -71,16 +71,16 @@ class IncomingRing final : public RequestSource {
 class OutgoingRing final : public RequestSource {
  public:
   OutgoingRing(std::weak_ptr<RingLink> link, std::shared_ptr<CallRing> of, std::shared_ptr<Doorbell> callee)
-      : calls(std::move(of)), link_(std::move(link)), callee_(std::move(callee)) {}
+      : memory(std::move(of)), link_(std::move(link)), callee_(std::move(callee)) {}
 
-  [[nodiscard]] bool empty() const override { return !calls->any_done(); }
+  [[nodiscard]] bool empty() const override { return !memory->any_done(); }
   [[nodiscard]] bool needs_executor() override { return false; }
   bool serve_one() override;
 
   /// Puts a request in, and rings the callee's doorbell. False: no room.
   bool send(SlotId slot, ByteView frame);
 
-  const std::shared_ptr<CallRing> calls;
+  const std::shared_ptr<CallRing> memory;
   Spin spin;                          // for a thread that waits for a reply
   OversubscribedWait oversubscribed;  // for these threads when they outnumber the CPUs
 

@@ -15,7 +15,7 @@ std::string shown(Clock::duration duration) {
   return formatted("{}.{} s", ms / 1000, ms / 100 % 10);
 }
 
-std::string unsent(const Call::State& call, const CallersView& view) {
+std::string unsent(const Call::State& call, const TimeOutContext& view) {
   switch (call.progress.hold) {
     case SendHold::probe:
       return "not sent, because the channel that it needs is still being tested";
@@ -31,7 +31,7 @@ std::string unsent(const Call::State& call, const CallersView& view) {
 }
 
 /// Describes a call of which the callee has told nothing.
-std::string unheard(const Call::State& call, const CallersView& view, Clock::time_point now) {
+std::string unheard(const Call::State& call, const TimeOutContext& view, Clock::time_point now) {
   const auto sent = Clock::time_point(Clock::duration(call.progress.sent_at));
   auto text = formatted("sent {} ago by {}, not known to have been received", shown(now - sent), view.transport);
   if (!view.connected) text += "; the connection is lost";
@@ -75,7 +75,7 @@ std::string reported(const Call::State& call, const CalleeReport& report, bool i
 
 }  // namespace
 
-std::string time_out_text(const Call::State& call, const CallersView& view, Clock::time_point now) {
+std::string time_out_text(const Call::State& call, const TimeOutContext& view, Clock::time_point now) {
   auto text = formatted("\"{}\" on \"{}\": no answer in {}; ", call.shown(), view.peer, shown(call.options.timeout));
   const auto report = call.report();
   bool busy = false;

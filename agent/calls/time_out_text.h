@@ -10,7 +10,7 @@
 namespace tensorferry {
 
 /// What the caller knows of the connection to the callee when the deadline passes.
-struct CallersView {
+struct TimeOutContext {
   std::string peer;
   bool connected = false;
   std::string dialling;                    // ": " and what the attempt to connect does now, or ""
@@ -20,6 +20,6 @@ struct CallersView {
 };
 
 /// Pure. `now`: the time at which the call ends.
-std::string time_out_text(const Call::State& call, const CallersView& view, Clock::time_point now);
+std::string time_out_text(const Call::State& call, const TimeOutContext& view, Clock::time_point now);
 
 }  // namespace tensorferry

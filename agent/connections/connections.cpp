@@ -67,12 +67,12 @@ Status Connections::status() const {
   return status_;
 }
 
-Connections::Stream Connections::calls() const {
+Connections::Stream Connections::call_stream() const {
   const std::lock_guard lock(mutex_);
   return calls_;
 }
 
-Connections::Stream Connections::calls_if_up() const {
+Connections::Stream Connections::call_stream_if_up() const {
   const std::lock_guard lock(mutex_);
   return slot(ConnectionRole::calls).state == State::up ? calls_ : nullptr;
 }
@@ -114,7 +114,7 @@ std::size_t Connections::bulk_connections_in() const {
 }
 
 bool Connections::local() const {
-  const auto stream = calls();
+  const auto stream = call_stream();
   return stream && stream->local();
 }
 
@@ -370,7 +370,7 @@ Connections::NextBuffer Connections::go_on_writing(const Stream& stream, std::ve
 void Connections::say_goodbye() {
   wire::Header goodbye;
   goodbye.kind = wire::Kind::goodbye;
-  if (const auto to = calls()) to->send(wire::assemble(goodbye, {}, {}, {}), {}, {}, true);
+  if (const auto to = call_stream()) to->send(wire::assemble(goodbye, {}, {}, {}), {}, {}, true);
 }
 
 // ---- Bulk data that arrives
@@ -543,7 +543,7 @@ Status Connections::keep_alive(Clock::time_point now) {
   if (verdict == Liveness::Verdict::ask) {
     wire::Header ping;
     ping.kind = wire::Kind::ping;
-    if (const auto out = calls()) transmit(out, wire::assemble(ping, {}, {}, {}), {}, true);
+    if (const auto out = call_stream()) transmit(out, wire::assemble(ping, {}, {}, {}), {}, true);
   }
   return {};
 }

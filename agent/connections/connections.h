@@ -2,9 +2,8 @@
 /// not up yet, and whether the peer gives signs of life on them.
 ///
 /// States of one connection, drawn in docs/architecture.md: *absent*, *dialling* (the reactor of this side tries to
-/// make it, or the peer was asked to), *attaching* (it has been made, and what waited for it is being sent), *up*. No
-/// connection goes back from up: when one ends, the link ends with all of them, and the session's next link starts from
-/// absent.
+/// make it, or the peer was asked to), *attaching* (it has been made, and what waited for it is being sent), *up*. When
+/// one ends, the link ends with all of them, and the session's next link starts from absent.
 ///
 /// Either side may dial the connection for calls; Peers::admit decides which one is taken. The side that dialled it
 /// dials the link's bulk connections too, because it can reach the other one.
@@ -140,9 +139,9 @@ class Connections final {
   [[nodiscard]] Status status() const;
   /// Returns the stream of the connection for calls; null until it has been made. Until it is up, requests and control
   /// frames go by way of the functions below.
-  [[nodiscard]] Stream calls() const;
+  [[nodiscard]] Stream call_stream() const;
   /// Returns that stream if the connection is up, else null.
-  [[nodiscard]] Stream calls_if_up() const;
+  [[nodiscard]] Stream call_stream_if_up() const;
   /// Returns whether this is a bulk connection on which the peer sends.
   [[nodiscard]] bool reads_bulk(const FrameStream& stream) const;
   /// Returns how many bulk connections there are on which the peer sends.
@@ -152,7 +151,7 @@ class Connections final {
   /// Returns all streams.
   [[nodiscard]] std::vector<Stream> streams() const;
   /// Returns whether the connection for calls has been made.
-  [[nodiscard]] bool connected() const { return calls() != nullptr; }
+  [[nodiscard]] bool connected() const { return call_stream() != nullptr; }
   /// Returns whether the peer is connected by unix socket, so that descriptors can travel.
   [[nodiscard]] bool local() const;
   /// Returns the number of calls that wait for a connection, and whether it is being dialled.
@@ -266,7 +265,7 @@ class Connections final {
   /// for a connection, or there is one. Takes no memory.
   bool end(const Status& why, bool unless_awaited, Remains& remains) noexcept;
   /// Runs on the reactor thread at least once a second. Sends heartbeats to a peer on another host. Returns why the
-  /// link must be closed, or Ok: three intervals were silent.
+  /// link must be closed (three intervals were silent), or Ok.
   Status keep_alive(Clock::time_point now);
 
  private:

@@ -144,7 +144,7 @@ Status Connections::connect(Clock::time_point until, const std::function<bool()>
   for (;;) {
     const auto seen = changes_.count;
     lock.unlock();
-    const bool over = closed() || (calls_if_up() && settled()) || clock.now() >= until;
+    const bool over = closed() || (call_stream_if_up() && settled()) || clock.now() >= until;
     lock.lock();
     if (over) break;
     clock.wait_until(changes_.changed, lock, until, [&] { return changes_.count != seen; });

@@ -1,5 +1,5 @@
 /// A session: one incarnation of a peer, from the first connection until it is dead. Links come and go under it: when a
-/// link is lost, the engine makes another one, which dials until the peer answers.
+/// link is lost, Peers::lost makes another one, which dials until the peer answers.
 ///
 /// States, drawn in docs/architecture.md: *linked* (a link has a connection), *lost* (the last link has ended, and the
 /// next one dials), *dead* (final). A peer is dead when its process has ended, its record has left the store or names
@@ -65,7 +65,7 @@ class Session final {
   [[nodiscard]] std::uint64_t connection() const;
 
   /// Marks the peer as dead. True for the first caller, who reports it.
-  bool bury() noexcept { return !dead_.exchange(true); }
+  bool mark_dead() noexcept { return !dead_.exchange(true); }
   [[nodiscard]] bool dead() const noexcept { return dead_.load(); }
 
  private:

@@ -165,7 +165,7 @@ class Dial final {
                                                std::chrono::duration_cast<std::chrono::seconds>(silence).count())};
     }
     if (dead.ok()) return again();
-    engine_->peers.bury(session_, dead);
+    engine_->peers.mark_dead(session_, dead);
     if (link_->connections().leave_session(*session_)) return again();
     link_->give_up(dead, Loss::peer);
     return Next::over;

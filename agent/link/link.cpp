@@ -135,9 +135,9 @@ bool Link::attach(Connected& connection) {
     else
       pool.add(stream->fd(), std::move(readable),
                role == ConnectionRole::bulk_out ? Pool::Watch::closing : Pool::Watch::blocking);
-    if (role == ConnectionRole::calls) peer_maps_rings_ = (hello.features & wire::feature::ring) != 0;
+    if (role == ConnectionRole::calls) rings_.peer_maps = (hello.features & wire::feature::ring) != 0;
     connections_.send_waiting(role, stream, hello);
-    if (role == ConnectionRole::calls && ring_wanted_) offer_ring(stream);
+    if (role == ConnectionRole::calls && rings_.wanted) offer_ring(stream);
   } catch (const std::bad_alloc&) {
     pool.remove(stream->fd());  // close() may have run without seeing this stream
     throw;
@@ -185,7 +185,7 @@ constexpr Milliseconds longest_last_look(50);
 void Link::take_last_replies() {
   calls_.ring().take_all();  // first, because a slot may say that its reply comes by socket
   // Before it is up it carried no call, and the peer's hello has not been read.
-  const auto stream = connections_.calls_if_up();
+  const auto stream = connections_.call_stream_if_up();
   const auto until = std::chrono::steady_clock::now() + longest_last_look;
   while (stream && !stream->closed()) {
     if (stream->begin_read()) {
@@ -221,7 +221,7 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
       log_warning(formatted("peer={}{} connection lost: {}", peer().name, shown_rank(peer().rank), status.text()));
     });
   }
-  wind_up(remains, why, loss);
+  end_all_work(remains, why, loss);
   out_of_memory::with_reserve([&] { note("ended: " + (leaving_ ? "it left the job" : std::string(status.what()))); });
   // Last the session, which may make its next link.
   if (const auto self = weak_from_this().lock())
@@ -230,7 +230,7 @@ bool Link::close(const Status& status, Loss loss, bool unless_awaited) {
 }
 
 /// Ends all that was under way, when no thread can add to it any more. Each step is done also if another has no memory.
-void Link::wind_up(Connections::Remains& remains, const Status& why, Loss loss) {
+void Link::end_all_work(Connections::Remains& remains, const Status& why, Loss loss) {
   const auto step = [](const auto& work) { out_of_memory::with_reserve(work); };
   auto& pool = *engine_->pool;
   // The connections: no thread reads a frame of them from here on, and what was to be written is given up.
@@ -300,7 +300,7 @@ Result<FrameSink::Taken> Link::on_frame(FrameStream& stream, const wire::Header&
   auto frame = wire::Frame::decode(header, body);
   if (!frame) return frame.status();
   if (!frame->releases.empty()) channels_.acknowledged(frame->releases);
-  const auto calls = connections_.calls();
+  const auto calls = connections_.call_stream();
   if (calls.get() != &stream) return Status(Code::protocol_error, "a frame of calls arrived on a bulk connection");
   if (!is_answer(header.kind)) reader_.peer_spoke(engine_->clock.now());
   Status status;
@@ -366,7 +366,7 @@ Pace Link::tick(Clock::time_point now) {
   active_.store(false, std::memory_order_seq_cst);  // first: a thread that begins something from now on activates again
   auto pace = Pace::rest;
   if (requests_held_) {
-    const auto stream = connections_.calls();
+    const auto stream = connections_.call_stream();
     if (!stream || stream->unwritten() + resume_after < most_unread) resume_requests();
     pace = Pace::run;
   }
@@ -388,7 +388,7 @@ Pace Link::tick(Clock::time_point now) {
 
 bool Link::keep_alive(Clock::time_point now) {
   reader_.give_back_if_idle();
-  if (calls_.ring().is_open()) calls_.ring().ring()->calls->give_back_if_idle();
+  if (calls_.ring().is_open()) calls_.ring().ring()->memory->give_back_if_idle();
   const auto why = connections_.keep_alive(now);
   if (why.ok()) return !closed();
   engine_->pool->submit([self = shared_from_this(), why] { self->close(why); });

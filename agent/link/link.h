@@ -150,7 +150,7 @@ class Link final : public FrameSink,
   void on_ring_reply(SlotId slot) override { calls_.ring().on_done(slot); }
 
   // --- ReadLink ------------------------------------------------------------------------------------------------------
-  [[nodiscard]] std::shared_ptr<FrameStream> stream() const override { return connections_.calls(); }
+  [[nodiscard]] std::shared_ptr<FrameStream> stream() const override { return connections_.call_stream(); }
   FrameSink& sink() override { return *this; }
   void expire(Call::State& call) override { calls_.expire(call.shared_from_this()); }
   void progress_until_done(const Call::State& call) override {
@@ -192,7 +192,7 @@ class Link final : public FrameSink,
   OutgoingCalls& calls() noexcept override { return calls_; }
 
   // --- CallLink ------------------------------------------------------------------------------------------------------
-  [[nodiscard]] std::shared_ptr<FrameStream> outgoing() const override { return connections_.calls_if_up(); }
+  [[nodiscard]] std::shared_ptr<FrameStream> outgoing() const override { return connections_.call_stream_if_up(); }
   void transmit(const std::shared_ptr<FrameStream>& stream, Bytes frame, std::vector<FrameStream::Part> trailing,
                 bool flush, Descriptors descriptors) override;
   /// Returns whether the peer has accepted or declined the ring, or none can be offered.
@@ -211,7 +211,7 @@ class Link final : public FrameSink,
   ~Link();
 
   bool close(const Status& status, Loss loss, bool unless_awaited);
-  void wind_up(Connections::Remains& remains, const Status& why, Loss loss);
+  void end_all_work(Connections::Remains& remains, const Status& why, Loss loss);
   void take_last_replies();
   void on_bulk_out_readable(const std::shared_ptr<FrameStream>& stream);
 
@@ -247,21 +247,25 @@ class Link final : public FrameSink,
   IncomingCalls incoming_calls_;
   UntakenReplies untaken_replies_;
   LinkCounters counters_;
-  std::atomic<bool> requests_held_{false};   // no handler of the peer's starts: it reads no replies. Under ring_mutex_
+  std::atomic<bool> requests_held_{false};   // no handler of the peer's starts: it reads no replies. Under rings_.mutex
   std::atomic<bool> refused_unread_{false};  // the link is about to end, because the peer reads nothing
   std::atomic<bool> leaving_{false};         // the peer said goodbye
   std::atomic<bool> active_{false};          // the engine's tick ticks this link
-  std::atomic<bool> ring_wanted_{false};     // this side has made a call
-  std::atomic<bool> peer_maps_rings_{false};
 
-  // Calls through shared memory (link_rings.cpp); the outgoing ring is in calls_, once the peer has accepted it.
-  Mutex ring_mutex_;  // guards the next six
-  std::shared_ptr<IncomingRing> ring_in_;
-  std::shared_ptr<CallRing> ring_offered_;
-  std::uint64_t ring_nonce_ = 0;
-  bool ring_begun_ = false;  // this side has offered one
-  bool was_offered_ = false;
-  std::string ring_reason_;  // why there is no ring; "": not offered yet
+  /// How the two sides agree on calls through shared memory (link_rings.cpp). Once the peer has accepted this side's
+  /// ring, calls_ has it.
+  struct Rings {
+    std::atomic<bool> wanted{false};     // this side has made a call
+    std::atomic<bool> peer_maps{false};  // the peer can map rings
+    Mutex mutex;                         // guards the members below
+    std::shared_ptr<IncomingRing> in;
+    std::shared_ptr<CallRing> offered;
+    std::uint64_t nonce = 0;  // of the offer
+    bool begun = false;       // this side has offered one
+    bool was_offered = false;
+    std::string reason;  // why there is no ring; "": not offered yet
+  };
+  Rings rings_;
 };
 
 }  // namespace tensorferry

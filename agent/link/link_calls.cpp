@@ -24,7 +24,7 @@ Status Link::acquire_credit(std::size_t bytes, const RawCallOptions& options) {
 void Link::start(const std::shared_ptr<Call::State>& call, Message message) {
   try {
     calls_.add(call, message);
-    if (!ring_wanted_.load(std::memory_order_relaxed)) want_ring();
+    if (!rings_.wanted.load(std::memory_order_relaxed)) want_ring();
     connections_.send_call(call, std::move(message));
   } catch (const std::bad_alloc&) {
     out_of_memory::release_reserve();

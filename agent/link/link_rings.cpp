@@ -45,11 +45,11 @@ Status Link::on_ring_request(ByteView bytes, SlotId slot) {
   auto frame = wire::Frame::decode(*header, bytes.subspan(wire::Header::size));
   if (!frame) return frame.status();
   if (!frame->releases.empty()) channels_.acknowledged(frame->releases);
-  auto stream = connections_.calls();
+  auto stream = connections_.call_stream();
   std::shared_ptr<IncomingRing> ring;
   {
-    const std::lock_guard lock(ring_mutex_);
-    ring = ring_in_;
+    const std::lock_guard lock(rings_.mutex);
+    ring = rings_.in;
   }
   if (!stream || !ring) return {Code::connection_lost, "the link has ended"};
   return on_request(*frame, {std::move(stream), header->call, 0, std::move(ring), slot});
@@ -59,21 +59,21 @@ Status Link::on_ring_request(ByteView bytes, SlotId slot) {
 
 /// This side makes calls: offers the peer a ring for them, now or when the connection is up.
 void Link::want_ring() {
-  if (ring_wanted_.exchange(true)) return;
+  if (rings_.wanted.exchange(true)) return;
   if (const auto stream = outgoing()) offer_ring(stream);
 }
 
 /// Offers the peer a ring for this side's calls, once. Frames go by socket until the peer accepts.
 void Link::offer_ring(const std::shared_ptr<FrameStream>& stream) {
   {
-    const std::lock_guard lock(ring_mutex_);
-    if (std::exchange(ring_begun_, true)) return;
+    const std::lock_guard lock(rings_.mutex);
+    if (std::exchange(rings_.begun, true)) return;
   }
   if (!stream->local()) return no_ring_because("no unix socket connects this agent to the peer");
   if (!engine_->options.shared_memory) return no_ring_because("shared memory is switched off by this agent's options");
   const auto& bell = engine_->pool->doorbell();
   if (!bell.shareable()) return no_ring_because("this process cannot share memory");
-  if (!peer_maps_rings_) return no_ring_because("the peer shares no memory, because of its options or its system");
+  if (!rings_.peer_maps) return no_ring_because("the peer shares no memory, because of its options or its system");
   if (key_needed(unix_peer_uid(stream->fd()), ::geteuid())) return no_ring_because("the peer is another user's");
   std::uint64_t nonce = 0;
   fill_random(std::as_writable_bytes(std::span(&nonce, 1)));
@@ -86,10 +86,10 @@ void Link::offer_ring(const std::shared_ptr<FrameStream>& stream) {
     descriptors.push_back(std::move(*descriptor));
   }
   {
-    const std::lock_guard lock(ring_mutex_);
-    ring_reason_ = "the peer has not mapped the memory yet";
-    ring_offered_ = std::move(*ring);
-    ring_nonce_ = nonce;
+    const std::lock_guard lock(rings_.mutex);
+    rings_.reason = "the peer has not mapped the memory yet";
+    rings_.offered = std::move(*ring);
+    rings_.nonce = nonce;
   }
   transmit(stream, ring_frame(offered, nonce, {}, 2), {}, true, std::move(descriptors));
 }
@@ -99,14 +99,14 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   const auto operation = in.get<std::uint8_t>();
   const auto nonce = in.get<std::uint64_t>();
   if (in.failed()) return {Code::protocol_error, "malformed frame: the ring frame is truncated"};
-  const auto calls = connections_.calls();
+  const auto calls = connections_.call_stream();
   // At RLIMIT_NOFILE the system drops descriptors, and the frame comes without any.
   constexpr std::string_view dropped = "no descriptor came: this process, or the peer's, may have no more (ulimit -n)";
   if (operation == offered) {
     bool again = false;
     {
-      const std::lock_guard lock(ring_mutex_);
-      again = std::exchange(was_offered_, true);
+      const std::lock_guard lock(rings_.mutex);
+      again = std::exchange(rings_.was_offered, true);
     }
     if ((!descriptors.empty() && descriptors.size() != 2) || again || !stream.local())
       return {Code::protocol_error, "a ring frame arrived out of order"};
@@ -118,8 +118,8 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   }
   std::shared_ptr<CallRing> ring;
   {
-    const std::lock_guard lock(ring_mutex_);
-    if (ring_nonce_ == nonce) ring = ring_offered_;
+    const std::lock_guard lock(rings_.mutex);
+    if (rings_.nonce == nonce) ring = rings_.offered;
   }
   if (!ring) return {Code::protocol_error, "a ring frame answers an offer that was not made"};
   if (operation == declined) {
@@ -138,7 +138,7 @@ Status Link::on_ring(FrameStream& stream, ByteView payload, Descriptors descript
   if (!bell) return bell.status();
   ring->close_descriptor();
   {
-    const std::lock_guard lock(ring_mutex_);
+    const std::lock_guard lock(rings_.mutex);
     if (closed()) return {Code::connection_lost, "the link has ended"};
     calls_.ring().open(std::make_shared<OutgoingRing>(weak_from_this(), std::move(ring), std::move(*bell)));
   }
@@ -172,9 +172,9 @@ Status Link::on_ring_offered(const std::shared_ptr<FrameStream>& stream, std::ui
   if (!mine) return decline(mine.status().what());
   auto source = std::make_shared<IncomingRing>(weak_from_this(), std::move(*ring), std::move(*callers_bell));
   {
-    const std::lock_guard lock(ring_mutex_);
+    const std::lock_guard lock(rings_.mutex);
     if (closed()) return {};
-    ring_in_ = source;
+    rings_.in = source;
     if (requests_held_) source->hold(true);
   }
   add_to_pool(source);
@@ -186,8 +186,8 @@ Status Link::on_ring_offered(const std::shared_ptr<FrameStream>& stream, std::ui
 
 void Link::no_ring_because(std::string reason) {
   {
-    const std::lock_guard lock(ring_mutex_);
-    ring_reason_ = std::move(reason);
+    const std::lock_guard lock(rings_.mutex);
+    rings_.reason = std::move(reason);
   }
   connections_.notice_change();
 }
@@ -195,30 +195,31 @@ void Link::no_ring_because(std::string reason) {
 /// Drops the offered ring after the peer has answered the offer.
 void Link::withdraw_ring() {
   {
-    const std::lock_guard lock(ring_mutex_);
-    ring_offered_.reset();
+    const std::lock_guard lock(rings_.mutex);
+    rings_.offered.reset();
   }
   connections_.notice_change();
 }
 
 bool Link::ring_settled() {
   if (calls_.ring().is_open()) return true;
-  const std::lock_guard lock(ring_mutex_);
-  return !ring_reason_.empty() && !ring_offered_;
+  const std::lock_guard lock(rings_.mutex);
+  return !rings_.reason.empty() && !rings_.offered;
 }
 
 std::string Link::transport(std::string& why_no_ring) {
   if (calls_.ring().is_open()) return "ring";
-  const std::lock_guard lock(ring_mutex_);
-  why_no_ring = ring_reason_;
+  const std::lock_guard lock(rings_.mutex);
+  why_no_ring = rings_.reason;
   return local() ? "unix" : "tcp";
 }
 
 bool Link::ended_by_peer() {
   auto ended = CallRing::Ended::no;
   if (calls_.ring().is_open()) {
-    ended = calls_.ring().ring()->calls->ended();
-  } else if (const auto stream = ring_wanted_ ? nullptr : connections_.calls(); stream && stream->port().ended()) {
+    ended = calls_.ring().ring()->memory->ended();
+  } else if (const auto stream = rings_.wanted ? nullptr : connections_.call_stream();
+             stream && stream->port().ended()) {
     // No thread may have noticed yet, and this side's first call needs a link to the peer's next incarnation.
     ended = CallRing::Ended::otherwise;
   }
@@ -234,8 +235,8 @@ void Link::drop_rings() {
   std::shared_ptr<IncomingRing> in;
   bool out = false;
   {
-    const std::lock_guard lock(ring_mutex_);
-    in = ring_in_;
+    const std::lock_guard lock(rings_.mutex);
+    in = rings_.in;
     out = calls_.ring().is_open();
   }
   if (in) {
@@ -244,7 +245,7 @@ void Link::drop_rings() {
   }
   if (!out) return;
   engine_->pool->remove(calls_.ring().ring().get());
-  calls_.ring().ring()->calls->wake_all();
+  calls_.ring().ring()->memory->wake_all();
 }
 
 }  // namespace tensorferry

@@ -304,10 +304,10 @@ void Link::pause_handlers(bool pause) {
 /// read, for the sake of the replies and control frames among them; those beyond the bounds are refused.
 void Link::hold_requests() {
   {
-    const std::lock_guard lock(ring_mutex_);
+    const std::lock_guard lock(rings_.mutex);
     if (requests_held_.exchange(true)) return;
     pause_handlers(true);
-    if (ring_in_) ring_in_->hold(true);
+    if (rings_.in) rings_.in->hold(true);
   }
   activate();
   if (closed()) resume_requests();
@@ -315,10 +315,10 @@ void Link::hold_requests() {
 
 void Link::resume_requests() {
   {
-    const std::lock_guard lock(ring_mutex_);
+    const std::lock_guard lock(rings_.mutex);
     if (!requests_held_.exchange(false)) return;
     pause_handlers(false);
-    if (ring_in_) ring_in_->hold(false);
+    if (rings_.in) rings_.in->hold(false);
   }
   engine_->pool->doorbell().ring();
 }

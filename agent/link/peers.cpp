@@ -150,7 +150,7 @@ void Peers::lost(const std::shared_ptr<Link>& link, const Status& why, Loss loss
     }
   }
   if (next) return next->connections().dial();
-  bury(session, why);
+  mark_dead(session, why);
 }
 
 std::shared_ptr<Session> Peers::session_of(const PeerInfo& peer) {
@@ -165,7 +165,7 @@ std::shared_ptr<Session> Peers::session_of(const PeerInfo& peer) {
     else
       sessions_.emplace(peer.name, session);
   }
-  if (before) bury(before, {Code::connection_lost, "\"" + peer.name + "\" was restarted"});
+  if (before) mark_dead(before, {Code::connection_lost, "\"" + peer.name + "\" was restarted"});
   return session;
 }
 
@@ -184,17 +184,17 @@ void Peers::process_ended(const std::shared_ptr<Session>& session) {
     if (it != links_.end() && it->second->session() == session) link = it->second;
   }
   if (link && !link->connections().leave_session(*session)) return link->close(why, Loss::peer);
-  bury(session, why);
+  mark_dead(session, why);
 }
 
-void Peers::bury(const std::shared_ptr<Session>& session, const Status& why) {
+void Peers::mark_dead(const std::shared_ptr<Session>& session, const Status& why) {
   if (const int process = session->process(); process >= 0) engine_.pool->remove(process);
   {
     const std::lock_guard lock(mutex_);
     const auto it = sessions_.find(session->peer().name);
     if (it != sessions_.end() && it->second == session) sessions_.erase(it);
   }
-  if (engine_.leaving || !session->bury()) return;
+  if (engine_.leaving || !session->mark_dead()) return;
   engine_.counters.flight.note(FlightSubject::link, session->peer().name, "dead: " + std::string(why.what()));
   std::function<void(const PeerInfo&, Status)> tell;
   {

@@ -71,7 +71,7 @@ class Peers final {
   void process_ended(const std::shared_ptr<Session>& session);
   /// Ends the session of a dead peer, and submits the callback of on_lost() to the pool. Idempotent. Does nothing while
   /// this agent leaves.
-  void bury(const std::shared_ptr<Session>& session, const Status& why);
+  void mark_dead(const std::shared_ptr<Session>& session, const Status& why);
   /// See RawAgent::on_peer_lost.
   void on_lost(std::function<void(const PeerInfo&, Status)> callback);
   /// Drops all sessions: the agent leaves.

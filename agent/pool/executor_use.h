@@ -42,7 +42,7 @@ class ExecutorUse final {
     }
     const auto begin = std::chrono::steady_clock::now();
     executor_->enter(hold.runtime);
-    is_dear_.store(std::chrono::steady_clock::now() - begin > executor_is_dear_from, std::memory_order_relaxed);
+    is_expensive_.store(std::chrono::steady_clock::now() - begin > executor_is_dear_from, std::memory_order_relaxed);
     hold.entered = true;
   }
   /// Leaves the executor, if the thread is inside.
@@ -54,12 +54,12 @@ class ExecutorUse final {
     if (std::exchange(hold.attached, false)) executor_->detach(hold.runtime);
   }
   /// Returns whether the last enter() took longer than executor_is_dear_from.
-  [[nodiscard]] bool is_dear() const noexcept { return is_dear_.load(std::memory_order_relaxed); }
+  [[nodiscard]] bool is_expensive() const noexcept { return is_expensive_.load(std::memory_order_relaxed); }
 
  private:
   const std::shared_ptr<Executor> executor_;
   std::atomic<bool> entering_{false};
-  std::atomic<bool> is_dear_{false};
+  std::atomic<bool> is_expensive_{false};
 };
 
 }  // namespace tensorferry

@@ -19,7 +19,8 @@ class RequestSource {
   [[nodiscard]] virtual bool empty() const = 0;
   /// Returns whether the front entry needs the executor. A hint; the pool asks only if the ring is not empty.
   [[nodiscard]] virtual bool needs_executor() = 0;
-  /// Takes the front entry and submits a job for it; must not block. False: another thread has taken it.
+  /// Takes the front entry, or each reply that has come, and handles it or submits a job for it; must not block. False:
+  /// another thread has taken it.
   virtual bool serve_one() = 0;
   /// Returns the CPU on which the writer ran when it put in the last request that was taken; -1: not known.
   [[nodiscard]] virtual int peer_cpu() const { return -1; }

@@ -532,7 +532,7 @@ void Pool::report(int fd, std::unique_lock<std::mutex>& lock) {
 /// the runtime compute then, and a thread that leaves would be without the executor for milliseconds. True: work has
 /// come.
 bool Pool::keeps_executor(Worker& self) {
-  if (!executor_.is_dear() || self.sources->empty()) return false;
+  if (!executor_.is_expensive() || self.sources->empty()) return false;
   begin_polling(self);
   return rings_.spin().until([&] { return unattended(*self.sources) || !jobs_.caught_up(); }, executor_patience);
 }

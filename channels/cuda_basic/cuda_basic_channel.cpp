@@ -230,7 +230,7 @@ class CudaBasicChannel final : public Channel {
 
   void receive(FlowKind kind, std::uint64_t first, Transfer transfer) {
     if (first == 0) return transfer.finish(sender_broken());
-    if (kind == FlowKind::ring && !their_ring_.load())
+    if (kind == FlowKind::ring && their_ring_.load() != TheirRing::mapped)
       return transfer.finish({Code::protocol_error, formatted("{} sends by a ring that is not there", wire_.peer())});
     transfer.carried = kind == FlowKind::carried;
     in_.by(kind).receive(first, std::move(transfer));
@@ -256,13 +256,14 @@ class CudaBasicChannel final : public Channel {
   }
 
   void on(const cuda_basic::Unstaged&, const Descriptors&) {
-    if (!their_ring_.exchange(false)) return;
+    auto expected = TheirRing::mapped;
+    if (!their_ring_.compare_exchange_strong(expected, TheirRing::taken)) return;
     const auto ring = in_.ring->retire();
     if (!ring) {
       in_.ring->close({Code::protocol_error, formatted("{} gave back a ring that was in use", wire_.peer())});
       return;
     }
-    mapping_.store(false);
+    their_ring_.store(TheirRing::none);
   }
 
   void on(const cuda_basic::Withdrawn& withdrawn, const Descriptors&) {
@@ -340,18 +341,23 @@ class CudaBasicChannel final : public Channel {
   }
 
   void map_ring(Descriptors descriptors) {
-    if (descriptors.size() != 1 || !wire_.may_share_memory() || mapping_.exchange(true))
+    if (descriptors.size() != 1 || !wire_.may_share_memory() || !take_their_ring())
       return;  // without a ring the peer goes on sending bulk data
     auto received = std::make_shared<FileDescriptor>(std::move(descriptors.front()));
     cuda::background().submit([this, use = use_, in = in_.ring, received, device = pair_.local] {
       auto ring = ring_over(SharedMemory::map(std::move(*received), Ring::bytes), device);
       if (ring.ok()) in->use(*ring);
       use->with([&](Wire& wire) {
-        their_ring_.store(ring.ok());
-        if (!ring.ok()) mapping_.store(false);
+        their_ring_.store(ring.ok() ? TheirRing::mapped : TheirRing::none);
         wire.control(encode(cuda_basic::Mapped{ring.ok()}), {});
       });
     });
+  }
+
+  /// False: this end has the peer's ring, or takes it.
+  bool take_their_ring() {
+    auto expected = TheirRing::none;
+    return their_ring_.compare_exchange_strong(expected, TheirRing::taken);
   }
 
   /// Returns Ok until close(), then the error.
@@ -377,8 +383,9 @@ class CudaBasicChannel final : public Channel {
   const std::shared_ptr<BusyTransfers> busy_ = std::make_shared<BusyTransfers>();  // offered
   LaterTickets later_;                                                             // received
   const std::shared_ptr<Made> made_ = std::make_shared<Made>();
-  std::atomic<bool> mapping_{false};     // this end maps the peer's ring, or has mapped it
-  std::atomic<bool> their_ring_{false};  // this end has mapped it
+  /// The peer's ring: `taken` while this end maps it or gives it back.
+  enum class TheirRing : std::uint8_t { none, taken, mapped };
+  std::atomic<TheirRing> their_ring_{TheirRing::none};
 
   Mutex mutex_;
   Status end_;

@@ -178,7 +178,7 @@ class CudaGdrChannel final : public Channel {
       end_->end = status.ok() ? Status(Code::connection_lost, "the link has ended") : std::move(status);
       status = end_->end;
       end_->unreached.clear();
-      page = std::move(end_->page);
+      page = std::move(end_->probing.page);
     }
     end_->shared->connection()->close();  // before a source is released: the peer reads nothing any more
     end_->later.close(status);
@@ -224,7 +224,7 @@ class CudaGdrChannel final : public Channel {
   void on(GpuProbe& probe) {
     {
       const std::lock_guard lock(end_->mutex);
-      end_->asked = std::move(probe);
+      end_->probing.asked = std::move(probe);
     }
     end_->cards.cards().registering().submit([weak = std::weak_ptr(end_)] {
       const auto end = weak.lock();

@@ -199,8 +199,9 @@ void GdrEnd::changed(const Status& status) {
   {
     const std::lock_guard lock(mutex);
     connected = status;
-    if (status.ok() && state == Probe::failed) told = probe_failure;
-    if (status.ok() && (state == Probe::untried || state == Probe::running)) told.reset();
+    if (status.ok() && probing.state == Probing::State::failed) told = probing.failure;
+    if (status.ok() && (probing.state == Probing::State::untried || probing.state == Probing::State::running))
+      told.reset();
   }
   wire.with([&](Wire& to) {
     if (told) return to.ready(*told);
@@ -229,7 +230,7 @@ void GdrEnd::offer_probe(std::chrono::seconds retry) {
     }
     {
       const std::lock_guard lock(mutex);
-      page = *made;
+      probing.page = *made;
     }
     to.control(encode(shown), {});
     probe();
@@ -243,11 +244,12 @@ void GdrEnd::probe() {
   std::shared_ptr<ProbePage> mine;
   {
     const std::lock_guard lock(mutex);
-    if (state != Probe::untried || !connected.ok() || !asked || page == nullptr) return;
-    state = Probe::running;
-    source = {0, asked->address, asked->keys};
-    nonce = asked->nonce;
-    mine = page;
+    if (probing.state != Probing::State::untried || !connected.ok() || !probing.asked || probing.page == nullptr)
+      return;
+    probing.state = Probing::State::running;
+    source = {0, probing.asked->address, probing.asked->keys};
+    nonce = probing.asked->nonce;
+    mine = probing.page;
   }
   const auto reading = std::make_shared<GpuRead>();
   reading->local = shared->connection()->cards();
@@ -288,10 +290,11 @@ void GdrEnd::probed(Status status) {
     if (!status.ok()) {
       status = Status(Code::channel_unavailable,
                       formatted("a network card does not read {}'s GPU memory: {}", peer, status.what()));
-      probe_failure = status;
+      probing.failure = status;
     }
-    state = status.ok() ? Probe::passed : ++failures < most_failures ? Probe::untried : Probe::failed;
-    if (state == Probe::untried) again = first_retry * failures;
+    using State = Probing::State;
+    probing.state = status.ok() ? State::passed : ++probing.failures < most_failures ? State::untried : State::failed;
+    if (probing.state == Probing::State::untried) again = first_retry * probing.failures;
     if (status.ok() && !connected.ok()) return;  // changed() says so when it is connected again
   }
   wire.with([&](Wire& to) {

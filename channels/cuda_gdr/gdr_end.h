@@ -94,11 +94,15 @@ struct GdrEnd final : std::enable_shared_from_this<GdrEnd> {
   Status end;
   std::set<std::uint64_t> unreached;  // offers whose streams have not reached them
   Status connected{Code::channel_unavailable, "its probe is under way"};
-  std::optional<GpuProbe> asked;  // the peer's
-  std::shared_ptr<ProbePage> page;
-  enum class Probe : std::uint8_t { untried, running, passed, failed } state = Probe::untried;
-  int failures = 0;
-  Status probe_failure;
+  /// The probe: whether a card reads the peer's GPU.
+  struct Probing {
+    std::optional<GpuProbe> asked;    // what the peer shows
+    std::shared_ptr<ProbePage> page;  // what this end shows
+    enum class State : std::uint8_t { untried, running, passed, failed } state = State::untried;
+    int failures = 0;
+    Status failure;  // the last one
+  };
+  Probing probing;
 };
 
 }  // namespace tensorferry::cuda_gdr

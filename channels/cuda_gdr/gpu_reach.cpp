@@ -58,7 +58,7 @@ Result<ExposedMemory::Flush> GpuReach::flush(const std::shared_ptr<LocalCards>& 
     std::shared_ptr<ProbePage> page;
     {
       const std::lock_guard lock(end_->mutex);
-      page = end_->page;
+      page = end_->probing.page;
     }
     if (page == nullptr) return Status(Code::channel_unavailable, "its probe is under way");
     auto registered = page->registration(local->cards_of(ports));

@@ -282,7 +282,12 @@ void bind_operations(BoundGroup& group) {
             };
             return started(self, "all_gather", {input, outputs}, options_with(t, std::move(by_algorithm)), start);
           },
-          py::arg("input"), py::arg("outputs"), timeout, algorithm)
+          py::arg("input"), py::arg("outputs"), timeout, algorithm);
+}
+
+void bind_exchanges(BoundGroup& group) {
+  const auto timeout = py::arg("timeout") = py::none();
+  group
       .def(
           "gather",
           [](const DeviceGroup& self, const at::Tensor& input, const Tensors& outputs, std::size_t root,
@@ -463,6 +468,7 @@ void bind_collectives(py::module_& module) {
   BoundGroup group(module, "Group", "A group of agents.");
   bind_state(group);
   bind_operations(group);
+  bind_exchanges(group);
   bind_letters(group);
   bind_reductions(group);
   bind_groups(module);

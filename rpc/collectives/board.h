@@ -93,7 +93,7 @@ struct Announcement {
 /// checked.
 ///
 /// Steps are numbered from 1, the same at all ranks. A rank announces a step, waits for the announcements of the
-/// others, takes its parts, and says that it is done. A step's slot is used again two steps later; announce() therefore
+/// others, takes its parts, and says that it is done. A step's slot is used again two steps later; slot() therefore
 /// waits until all ranks are done with the step that used it before.
 ///
 /// Threads: one thread at a time uses a board; any thread may call wake(), announced() and announcement().

@@ -28,6 +28,18 @@ namespace rpc = torch::distributed::rpc;
 constexpr std::string_view served_name = "torch.distributed.rpc";
 constexpr std::chrono::microseconds longest_wait_in_send{200};
 
+/// Waits for the reply in send() if this thread would wait next anyway. True: it has come.
+bool waited_in_send(Call& call, const c10::intrusive_ptr<JitFuture>& future) {
+  thread_local CallPattern pattern;
+  if (!pattern.expects_wait()) {
+    pattern.leave(future);
+    return false;
+  }
+  if (call.wait(Clock().now() + longest_wait_in_send)) return true;
+  pattern.slow();
+  return false;
+}
+
 Device device_of(const c10::Device& device) {
   return {device.is_cpu() ? DeviceType::cpu : DeviceType::cuda,
           static_cast<std::uint8_t>(std::max<int>(device.index(), 0))};
@@ -297,28 +309,18 @@ c10::intrusive_ptr<JitFuture> TorchRpcAgent::post(const WorkerInfo& to, TorchMes
   }
   ++member_->unread;
   auto call = member_->agent().call(to.name_, served_name, *std::move(encoded), std::move(options));
-  thread_local CallPattern pattern;
   const bool counts = is_call(message->type());
-  if (interrupted != nullptr) {
-    const auto until = timeout.count() == 0 ? std::nullopt : std::optional(began + timeout);
-    if (call.wait(until, *interrupted)) {
-      complete(*pending, call.take());
-      return future;
-    }
-    if (until && Clock().now() >= *until)
-      expire(*pending, timeout);  // complete() still counts the late reply
-    else
-      call.cancel();  // complete() takes its end
-  } else if (counts && pattern.expects_wait()) {
-    if (call.wait(Clock().now() + longest_wait_in_send)) {
-      complete(*pending, call.take());
-      return future;
-    }
-    pattern.slow();
-  } else if (counts) {
-    pattern.leave(future);
+  const auto until = timeout.count() == 0 ? std::nullopt : std::optional(began + timeout);
+  if (interrupted != nullptr ? call.wait(until, *interrupted) : counts && waited_in_send(call, future)) {
+    complete(*pending, call.take());
+    return future;
   }
-  if (interrupted == nullptr) start_timeout();
+  if (interrupted == nullptr)
+    start_timeout();
+  else if (until && Clock().now() >= *until)
+    expire(*pending, timeout);  // complete() still counts the late reply
+  else
+    call.cancel();  // complete() takes its end
   call.on_done(
       [self = shared_from_this(), pending, call](Result<Received> reply) {
         self->prepare_thread();

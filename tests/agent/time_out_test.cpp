@@ -34,7 +34,7 @@ class TimeOutText : public ::testing::Test {
   }
 
   std::shared_ptr<Call::State> call = std::make_shared<Call::State>("py:model:train_step", RawCallOptions{});
-  CallersView view{"trainer3", true, "", "tcp", milliseconds(1500)};
+  TimeOutContext view{"trainer3", true, "", "tcp", milliseconds(1500)};
   void SetUp() override { call->progress.sent_at = (call->made + milliseconds(1)).time_since_epoch().count(); }
 };
 
