@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import tensorferry
 import torch
+from tensorferry import errors
 from torch import nn
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed: pip install 'torchrl>=0.14'")
@@ -113,6 +115,34 @@ def test_workers_have_each_version_when_send_returns(team) -> None:
         scheme.send()
         assert [workers.ask(number, "values") for number in (0, 1)] == [[value]] * 2
     assert workers.ask(0, 0) == [3.0]  # there is nothing newer
+
+
+def test_only_what_the_trainer_names_as_changed_is_published(team) -> None:
+    policy, scheme, workers = team
+    workers.start(0)
+    scheme.connect()
+    assert workers.answer(0) == [1.0]
+    policy.fill(2.0)
+    scheme.send(changed=["layer.bias"])
+    assert workers.ask(0, "values") == [1.0, 2.0]
+    with pytest.raises(errors.InvalidArgument, match="lacks tensors that changed= names: head"):
+        scheme.send(changed=["head"])
+    scheme.send()
+    assert workers.ask(0, "values") == [2.0]
+
+
+def test_versions_stay_on_the_gpu_if_the_scheme_says_so(monkeypatch) -> None:
+    asked = []
+    publish = tensorferry.Agent.publish
+    monkeypatch.setattr(
+        tensorferry.Agent, "publish", lambda *args, **options: asked.append(options) or publish(*args, **options)
+    )
+    for on_gpu in (False, True):
+        scheme = adapter.RegionWeightSyncScheme(on_gpu=on_gpu)
+        scheme.init_on_sender(model_id="policy", model=Policy())
+        scheme.connect()
+        scheme.shutdown()
+    assert [options["on_gpu"] for options in asked] == [False, True]
 
 
 def test_a_killed_worker_is_left_out_and_may_join_again(team) -> None:

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tensorferry
 import torch
 import vllm_stub
+from tensorferry import errors
 
 SPAWN = multiprocessing.get_context("spawn")
 STUBBED = importlib.util.find_spec("vllm") is None
@@ -131,10 +133,10 @@ def source_of(tensors: dict[str, torch.Tensor], owners: tuple[int, ...] | None =
     return Source()
 
 
-def trainer_of(client: Any, source: Any, rank: int = 0) -> Any:
+def trainer_of(client: Any, source: Any, rank: int = 0, **options: Any) -> Any:
     factory = part("factory").WeightTransferTrainerFactory
     adapter = importlib.import_module("tensorferry.integrations.vllm")
-    info = adapter.RegionTrainerInfo(rank=rank, publication="policy", checksums=True)
+    info = adapter.RegionTrainerInfo(rank=rank, publication="policy", **(options or {"checksums": True}))
     return factory.trainer_init(info, client=client, source=source)
 
 
@@ -167,6 +169,35 @@ def test_workers_load_each_version_and_a_killed_one_holds_nothing_up(client: Cli
         trainer.send_weights()
         assert client.tell("values") == [[value]]
     trainer.shutdown()
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])  # True: workers load by a copy of their own
+def test_only_what_the_trainer_names_as_changed_is_published(client: Client, weights, on_gpu: bool) -> None:
+    trainer = trainer_of(client, source_of(weights), on_gpu=on_gpu)
+    trainer.send_weights(changed=["bias"])  # the first version is whole
+    assert client.tell("values") == [[1.0]] * 2
+    for tensor in weights.values():
+        tensor.fill_(2.0)
+    trainer.send_weights(changed={"bias": slice(0, 3)})
+    assert client.tell("values") == [[1.0, 2.0]] * 2
+    trainer.send_weights(["weight"])
+    assert client.tell("values") == [[2.0]] * 2
+    with pytest.raises(errors.InvalidArgument, match="lacks tensors that changed= names: head"):
+        trainer.send_weights(["head"])
+    trainer.shutdown()
+
+
+def test_versions_stay_on_the_gpu_if_the_trainer_says_so(client: Client, weights, monkeypatch) -> None:
+    asked = []
+    publish = tensorferry.Agent.publish
+    monkeypatch.setattr(
+        tensorferry.Agent, "publish", lambda *args, **options: asked.append(options) or publish(*args, **options)
+    )
+    for on_gpu in (False, True):
+        trainer = trainer_of(client, source_of(weights), on_gpu=on_gpu)
+        trainer.send_weights()
+        trainer.shutdown()
+    assert [options["on_gpu"] for options in asked] == [False, True]
 
 
 def test_workers_of_a_trainer_that_has_gone_fail_the_update_and_take_the_next_trainer(client: Client, weights) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 try:
@@ -45,6 +46,8 @@ class RegionWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc] # TorchRL 
         strategy: as for TorchRL's own schemes.
         sync: False: ``send`` does not wait for the workers.
         timeout: of calls to workers, and of waits for the trainer at the beginning, in seconds.
+        on_gpu: versions of tensors on a GPU stay there, as :meth:`tensorferry.Agent.publish` says: a worker of the
+            trainer's host copies them from there to its own GPU.
         options: those of :class:`tensorferry.Agent` for the agents at both ends, such as ``interface``.
 
     Example::
@@ -77,11 +80,13 @@ class RegionWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc] # TorchRL 
         *,
         sync: bool = True,
         timeout: float = 60.0,
+        on_gpu: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(strategy)
         self.sync = sync
         self.timeout = timeout
+        self.on_gpu = on_gpu
         self._options = options
         self._trainer = b""  # the address of the trainer's agent: travels with the scheme
         self.__dict__.update(_of_one_process())
@@ -113,16 +118,17 @@ class RegionWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc] # TorchRL 
     ) -> None:
         self._publish(self._initial if weights is None else weights)
 
-    def _publish(self, weights: Any) -> None:
+    def _publish(self, weights: Any, changed: Mapping[str, Any] | Iterable[str] | None = None) -> None:
         assert self._standalone is not None and self._published is not None
         weights = self.prepare_weights(weights, self.model_id, self._strategy, self.context)
         if weights is None:
             weights = self._strategy.extract_weights(self.model)
         if self._publication is None:
-            self._publication = self._standalone.agent.publish(by_name(weights), name=str(self.model_id))
+            publish = self._standalone.agent.publish
+            self._publication = publish(by_name(weights), name=str(self.model_id), on_gpu=self.on_gpu)
             self._published.set()
         else:
-            self._publication.update(by_name(weights))
+            self._publication.update(by_name(weights), changed=changed)
 
     def _join(self, worker: int, address: bytes) -> None:
         """A worker's call: returns when there is something to subscribe to."""
@@ -131,15 +137,24 @@ class RegionWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc] # TorchRL 
             raise errors.DeadlineExceeded("the trainer has not called connect()")
         self._workers[worker], _ = self._standalone.introduce(address)
 
-    def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
+    def send(
+        self,
+        weights: Any = None,
+        worker_ids: int | list[int] | None = None,
+        *,
+        changed: Mapping[str, Any] | Iterable[str] | None = None,
+    ) -> None:
         """Publishes the weights, and lets workers load them.
 
         Args:
             weights: None: those of the model. Or a module, a TensorDict, or a state_dict.
             worker_ids: which workers to call; None: all that have joined. Others load it with :meth:`receive`.
+            changed: what may differ from the last version, by the names of a state_dict, as for
+                :meth:`tensorferry.published.Publication.update`. None: all is compared.
 
         Raises:
-            RuntimeError: before ``connect``. ValueError: no such worker has joined. What a worker raises.
+            RuntimeError: before ``connect``. ValueError: no such worker has joined. InvalidArgument: ``changed`` names
+            a tensor or a row that is not there. What a worker raises.
         """
         if self._publication is None or self._standalone is None:
             raise RuntimeError("init_on_sender() and connect() come before send()")
@@ -147,7 +162,7 @@ class RegionWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc] # TorchRL 
         wanted = list(known) if worker_ids is None else [worker_ids] if isinstance(worker_ids, int) else worker_ids
         if strangers := [worker for worker in wanted if worker not in known]:
             raise ValueError(f"workers that have not joined, or have died: {strangers}")
-        self._publish(weights)
+        self._publish(weights, changed)
         call = self._standalone.agent.rpc_async
         calls = [(worker, call(known[worker], "load", timeout=self.timeout, idempotent=True)) for worker in wanted]
         for worker, loaded in calls if self.sync else ():

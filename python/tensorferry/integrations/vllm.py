@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,7 +27,7 @@ except ImportError as _missing:
         "tensorferry.integrations.vllm needs vLLM with vllm.distributed.weight_transfer: pip install 'vllm>=0.33'"
     ) from _missing
 
-from ..published import Publication, Subscription
+from ..published import Loader, Publication, Subscription
 from ..standalone import StandaloneAgent
 
 __all__ = ["RegionInitInfo", "RegionTrainer", "RegionTrainerInfo", "RegionUpdateInfo", "RegionWorker", "register"]
@@ -36,10 +37,12 @@ NAME = "tensorferry"
 
 @dataclass
 class RegionInitInfo(base.WeightTransferInitInfo):  # type: ignore[misc] # vLLM is not there when types are checked
-    """What a worker subscribes to: a publication of the agent with the address ``trainer``."""
+    """What a worker subscribes to: a publication of the agent with the address ``trainer``. ``tensors``: if versions
+    are on the trainer's GPU, the dtype and the shape of each."""
 
     trainer: str
     publication: str
+    tensors: dict[str, tuple[str, list[int]]] | None = None
 
 
 @dataclass
@@ -51,11 +54,16 @@ class RegionUpdateInfo(base.WeightTransferUpdateInfo):  # type: ignore[misc]
 
 @dataclass
 class RegionTrainerInfo(base.TrainerInitInfo):  # type: ignore[misc]
-    """Of a trainer's rank: ``rank`` (0 publishes), a name for the weights, whether workers compare checksums."""
+    """Of a trainer's rank: ``rank`` (0 publishes), a name for the weights, whether workers compare checksums.
+
+    With ``on_gpu`` versions stay on the GPU of rank 0, which takes its memory for all of a version 2 to 3 times beside
+    what was gathered. Each worker then loads versions by way of a copy on its own GPU, to which only changed blocks go.
+    """
 
     backend: ClassVar[str] = NAME
     publication: str = "weights"
     checksums: bool = False
+    on_gpu: bool = False
 
 
 class RegionWorker(base.WeightTransferEngine):  # type: ignore[misc]
@@ -71,13 +79,15 @@ class RegionWorker(base.WeightTransferEngine):  # type: ignore[misc]
     _standalone: StandaloneAgent | None = None
     _subscription: Subscription | None = None
     _init: RegionInitInfo | None = None
+    _staged: dict[str, torch.Tensor] | None = None  # the copy of a version that is on the trainer's GPU
+    _loader: Loader | None = None
 
     def init_transfer_engine(self, init_info: RegionInitInfo) -> None:
         """Notes where the trainer is. Another trainer's call replaces the first. Raises InvalidArgument: no address."""
         if self._standalone is None:
             self._standalone = StandaloneAgent(f"vllm-worker-{uuid.uuid4().hex}")
         self._standalone.introduce(init_info.trainer.encode("ascii"))
-        self._init, self._subscription = init_info, None
+        self._init, self._subscription, self._staged, self._loader = init_info, None, None, None
 
     def start_weight_update(self) -> None:
         """Prepares the model for weights in the format of checkpoints, layer by layer."""
@@ -99,9 +109,27 @@ class RegionWorker(base.WeightTransferEngine):  # type: ignore[misc]
         if self._subscription is None:
             trainer, _ = self._standalone.introduce(self._init.trainer.encode("ascii"))
             self._subscription = self._standalone.agent.subscribe(self._init.publication, from_=trainer)
-        version = self._subscription.wait(newer_than=update_info.version - 1)
+        weights: Mapping[str, torch.Tensor]
+        if self._init.tensors is None:
+            weights = self._subscription.wait(newer_than=update_info.version - 1)
+        else:
+            weights = self._load_to_device(self._subscription, self._init.tensors, update_info.version)
         with disable_mtp_completeness_check():
-            self.model.load_weights(version.items())
+            self.model.load_weights(weights.items())
+
+    def _load_to_device(
+        self, subscription: Subscription, tensors: dict[str, tuple[str, list[int]]], version: int
+    ) -> dict[str, torch.Tensor]:
+        """Brings the copy on this worker's device to a version, or a newer one."""
+        if self._staged is None or self._loader is None:
+            self._staged = {
+                name: torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
+                for name, (dtype, shape) in tensors.items()
+            }
+            self._loader = subscription.into(self._staged)
+        while self._loader.version < version:
+            self._loader.wait()
+        return self._staged
 
     def finish_weight_update(self) -> None:
         """Ends the update: the model is ready for inference."""
@@ -111,7 +139,7 @@ class RegionWorker(base.WeightTransferEngine):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leaves. The worker goes on with the weights that it has."""
-        self._subscription = self._init = None
+        self._subscription = self._init = self._staged = self._loader = None
         if self._standalone is not None:
             self._standalone.leave()
             self._standalone = None
@@ -149,29 +177,40 @@ class RegionTrainer(base.TrainerWeightTransferEngine):  # type: ignore[misc]
             raise ValueError(f"backend {NAME!r} publishes from rank 0, which does not own all parameters")
         engine = cls(init_info, client, source)
         if engine._standalone is not None:
-            address = engine._standalone.address.decode("ascii")
-            client.init_weight_transfer_engine({"trainer": address, "publication": init_info.publication})
+            told: dict[str, Any] = {"trainer": engine._standalone.address.decode("ascii")}
+            if init_info.on_gpu:
+                forms = {each.name: (str(each.dtype).split(".")[-1], list(each.shape)) for each in source.metadata}
+                told["tensors"] = forms
+            client.init_weight_transfer_engine(told | {"publication": init_info.publication})
         return engine
 
-    def send_weights(self) -> None:
+    def send_weights(self, changed: Mapping[str, Any] | Iterable[str] | None = None) -> None:
         """Publishes the next version, and returns when all workers have loaded it. All ranks call it.
 
+        Args:
+            changed: what may differ from the last version, as for :meth:`tensorferry.published.Publication.update`.
+                Other tensors are not copied to the host. None: all is compared.
+
         Raises:
-            ResourceExhausted: workers hold all the versions that the publication has memory for. What the client
-            raises if a worker fails.
+            InvalidArgument: ``changed`` names a tensor or a row that is not there. ResourceExhausted: workers hold all
+            the versions that the publication has memory for. What the client raises if a worker fails.
         """
+        if changed is not None and not isinstance(changed, Mapping):
+            changed = dict.fromkeys(changed, ...)
+        wanted = None if self._publication is None or self._init.on_gpu else changed
         weights: dict[str, torch.Tensor] = {}
         for name, tensor in self.source.iter_full():  # on each rank: it may gather
-            if self._standalone is not None:
-                weights[name] = self._on_host(name, tensor.detach())
+            if self._standalone is None or (wanted is not None and name not in wanted):
+                continue
+            weights[name] = tensor.detach() if self._init.on_gpu else self._on_host(name, tensor.detach())
         if self._standalone is None:
             return
         if self._publication is None:
             self._publication = self._standalone.agent.publish(
-                weights, name=self._init.publication, checksums=self._init.checksums
+                weights, name=self._init.publication, checksums=self._init.checksums, on_gpu=self._init.on_gpu
             )
         else:
-            self._publication.update(weights)
+            self._publication.update(weights, changed=changed)
         self.client.start_weight_update()
         self.client.update_weights({"version": self._publication.version})
         self.client.finish_weight_update()
