@@ -397,11 +397,7 @@ void bind_publications(Class<Publication>& versions, Class<RegionService>& servi
       .def_property_readonly("pieces", [](const Publication& self) { return pieces_of(self.store().layout()); })
       .def_property_readonly("gpu_from", [](const Publication& self) { return self.store().layout().gpu_from; })
       .def_property_readonly("blocks", [](const Publication& self) { return self.store().layout().blocks(); })
-      .def_property_readonly("version",
-                             [](const Publication& self) {
-                               const auto current = self.store().current();
-                               return current ? current->version : 0;
-                             })
+      .def_property_readonly("version", [](const Publication& self) { return self.store().last_version(); })
       .def_property_readonly("leases", &Publication::leases);
 }
 

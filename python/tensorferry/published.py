@@ -204,7 +204,8 @@ class Publication:
             return self._update({key: given[key] for key in wanted}, look, _seconds(self._agent, timeout))
 
     def withdraw(self) -> None:
-        """Ends the publication. Subscribers keep the versions that they hold; those that wait get NotFound.
+        """Ends the publication, and lets go of its memory. Subscribers keep the versions that they hold, except what is
+        on a GPU; those that wait get NotFound.
 
         Raises:
             Nothing.
@@ -440,7 +441,11 @@ class Loader:
             gpu_regions.refuse_capture("a load to a GPU")
         seconds = _seconds(self._subscription._agent, timeout)
         maps = self._maps and self._unmapped != self._epoch
-        view = self._subscription._source.newest(newer_than, seconds, maps)
+        try:
+            view = self._subscription._source.newest(newer_than, seconds, maps)
+        except (errors.ConnectionLost, errors.NotFound):
+            self._copies = {}  # the publisher's memory does not stay mapped
+            raise
         if self._copied(view, seconds):
             return self.version
         self._unmapped = view.epoch  # so the publisher's agent copies to the host

@@ -226,10 +226,7 @@ std::uint64_t OwnPublication::update_only(const std::vector<NamedTensor>& tensor
   return next_version(own, {pointers, &look}, timeout);
 }
 
-std::uint64_t OwnPublication::version() const {
-  const auto current = shared().publication->store().current();
-  return current ? current->version : 0;
-}
+std::uint64_t OwnPublication::version() const { return shared().publication->store().last_version(); }
 std::size_t OwnPublication::leases() const { return shared().publication->leases(); }
 void OwnPublication::withdraw() const { shared().withdraw(); }
 

@@ -80,6 +80,8 @@ Result<std::uint64_t> Publication::update(const NewBytes& given, std::optional<C
   auto version = store_->update(
       given, until, [this] { return holders(); }, look, gpu);
   if (version.ok()) tell_waiting();
+  const std::lock_guard lock(mutex_);
+  if (!closed_.ok()) return closed_;  // meanwhile: the version is dropped
   return version;
 }
 
@@ -122,12 +124,15 @@ void Publication::tell_waiting() {
 
 void Publication::close(const Status& why) {
   std::vector<Waiting> waiting;
+  std::map<VisitId, Held> held;
   {
     const std::lock_guard lock(mutex_);
     closed_ = why;
     waiting.swap(waiting_);
+    if (!refresh_) held.swap(held_);
   }
   for (auto& each : waiting) each.reply->fail(why);
+  if (!refresh_) store_->close();  // a copy goes on, and must not write what its subscribers may still read
 }
 
 void Publication::acquire(const PeerInfo& peer, const AcquireVersion& asked, Reply reply) {
@@ -156,10 +161,11 @@ void Publication::acquire(const PeerInfo& peer, const AcquireVersion& asked, Rep
     if (!fresh.ok()) return reply.fail(fresh);
   }
   auto kept = std::make_shared<Reply>(std::move(reply));
+  VersionLease current;
   Status refused;
   {
     const std::lock_guard lock(mutex_);
-    const auto current = store_->current();
+    current = store_->current();
     const bool there = current && current->version > asked.newer_than;
     if (!closed_.ok()) {
       refused = closed_;
@@ -176,7 +182,7 @@ void Publication::acquire(const PeerInfo& peer, const AcquireVersion& asked, Rep
     }
   }
   if (!refused.ok()) return kept->fail(refused);
-  answer(peer, asked, store_->current(), *kept);
+  answer(peer, asked, current, *kept);
 }
 
 void Publication::answer(const PeerInfo& peer, const AcquireVersion& asked, const VersionLease& version, Reply& reply) {
@@ -185,21 +191,23 @@ void Publication::answer(const PeerInfo& peer, const AcquireVersion& asked, cons
     if (auto landed = land_for_peer(*store_, name_, version); !landed.ok()) return reply.fail(landed);
   }
   const VisitId visit{peer.incarnation, asked.visit};
-  bool full = false;
+  Status refused;
   {
     const std::lock_guard lock(mutex_);
-    auto& held = held_[visit];
-    held.peer = peer.name;
-    full = held.leases.size() >= most_leases;
-    if (!full) {
-      out.lease = ++last_lease_;
-      held.leases.emplace(out.lease, version);
+    refused = closed_;
+    if (refused.ok()) {
+      auto& held = held_[visit];
+      held.peer = peer.name;
+      if (held.leases.size() >= most_leases) {
+        refused = {Code::resource_exhausted, formatted("\"{}\" holds {} leases of versions of \"{}\": drop some",
+                                                       peer.name, most_leases, name_)};
+      } else {
+        out.lease = ++last_lease_;
+        held.leases.emplace(out.lease, version);
+      }
     }
   }
-  if (full) {
-    return reply.fail({Code::resource_exhausted, formatted("\"{}\" holds {} leases of versions of \"{}\": drop some",
-                                                           peer.name, most_leases, name_)});
-  }
+  if (!refused.ok()) return reply.fail(refused);
   if (!visitors_->has(visit)) {  // it has ended since it asked, perhaps before the lease was there
     end(visit);
     return reply.fail({Code::connection_lost, "the visit has ended"});

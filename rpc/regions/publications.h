@@ -55,7 +55,8 @@ class Publication final : public std::enable_shared_from_this<Publication> {
   [[nodiscard]] std::size_t waiting() const;
   /// Answers the subscribers that wait: with the current version if it is newer than theirs.
   void tell_waiting();
-  /// Fails those that wait.
+  /// Fails those that wait. If this agent makes the versions, lets go of their memory: subscribers keep what they have
+  /// mapped, and unmap it when they use it no more. A version on a GPU ends for them at once.
   void close(const Status& why);
 
   void acquire(const PeerInfo& peer, const AcquireVersion& asked, Reply reply);

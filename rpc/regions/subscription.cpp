@@ -183,8 +183,15 @@ std::shared_ptr<Subscription::Source> Subscription::copy_instead(const Source& s
 }
 
 void Subscription::leave(const std::shared_ptr<Source>& source) {
+  unmap(*source);
   const std::lock_guard lock(mutex_);
   if (source_ == source) source_ = nullptr;
+}
+
+void Subscription::unmap(Source& source) {
+  std::map<std::uint64_t, std::shared_ptr<RemoteRegion>> ended;  // dropped without the lock
+  const std::lock_guard lock(mutex_);
+  ended.swap(source.regions);
 }
 
 Result<std::shared_ptr<Subscription::Lease>> Subscription::acquire(const std::shared_ptr<Source>& source,
@@ -390,6 +397,7 @@ Result<HeldVersion> Subscription::newest(const Wanted& wanted, const Limits& lim
       const bool published_anew = status.code() == Code::agent_closed && !(*source)->visit->ended();
       if (!relayed && !published_anew) return status;
     } else {
+      if (status.code() == Code::not_found) unmap(**source);
       return status;
     }
     if (attempt == 3) return status;

@@ -114,6 +114,8 @@ class Subscription final : public std::enable_shared_from_this<Subscription> {
   /// From now on, versions are copied.
   std::shared_ptr<Source> copy_instead(const Source& source, bool relays);
   void leave(const std::shared_ptr<Source>& source);
+  /// Lets go of the source's images on a GPU, whose publication has ended. A view that is held keeps its own.
+  void unmap(Source& source);
   Result<HeldVersion> newest(const Wanted& wanted, const Limits& limits);
   Result<HeldVersion> newest_of(const std::shared_ptr<Source>& source, const Wanted& wanted, const Limits& limits);
   Result<std::shared_ptr<Lease>> acquire(const std::shared_ptr<Source>& source, const Wanted& wanted,

@@ -124,6 +124,21 @@ void VersionStore::lease_ended() {
   freed_.notify_all();
 }
 
+void VersionStore::close() {
+  std::vector<std::shared_ptr<VersionImage>> images;  // dropped without the lock
+  std::shared_ptr<VersionImage> current;
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  images.swap(images_);
+  current.swap(current_);
+  freed_.notify_all();
+}
+
+std::uint64_t VersionStore::last_version() const {
+  const std::lock_guard lock(mutex_);
+  return last_version_;
+}
+
 Result<std::shared_ptr<VersionImage>> VersionStore::free_image(std::optional<Clock::time_point> until,
                                                                const std::function<std::string()>& holders,
                                                                const std::function<bool()>& interrupted,
@@ -225,6 +240,11 @@ void VersionStore::publish(std::shared_ptr<VersionImage> image, std::uint64_t ve
   std::shared_ptr<VersionImage> ended;  // dropped without the lock
   const std::lock_guard lock(mutex_);
   image->version = version;
+  if (closed_) {
+    std::erase(images_, image);
+    return;
+  }
+  last_version_ = version;
   steps_.push_back({version, previous, std::move(marks)});
   if (steps_.size() > most_steps) steps_.pop_front();
   if (current_ && current_->abandoned) std::erase(images_, current_);

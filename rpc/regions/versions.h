@@ -164,6 +164,10 @@ class VersionStore final {
   void abandon(const VersionLease& lease);
   /// Wakes update(), because a lease may have ended.
   void lease_ended();
+  /// Lets go of all images: there is no current version any more, and update() makes none. Leases keep theirs.
+  void close();
+  /// Returns the number of the last version that was made; 0: none was.
+  [[nodiscard]] std::uint64_t last_version() const;
   [[nodiscard]] std::size_t images() const;
 
  private:
@@ -192,6 +196,8 @@ class VersionStore final {
   std::vector<std::shared_ptr<VersionImage>> images_;
   std::shared_ptr<VersionImage> current_;
   std::deque<Step> steps_;
+  std::uint64_t last_version_ = 0;
+  bool closed_ = false;
 };
 
 }  // namespace tensorferry::regions

@@ -268,6 +268,25 @@ TEST_F(GpuVersions, InMemoryThatCannotBeMappedComeByTheHost) {
   EXPECT_TRUE(set.is_on_host(landed));
 }
 
+TEST_F(GpuVersions, OfAPublicationThatHasEndedAreUnmappedByTheNextCall) {
+  GpuSet set({3'000'000}, 1);
+  const auto publication = publish(set);
+  set.fill(1);
+  ASSERT_TRUE(set.update(*publication).ok());
+  const auto subscription = reader.subscribe();
+  const auto held = *subscription->latest(soon());
+  auto view = *subscription->latest(soon(), true);
+  ASSERT_TRUE(set.is_on_gpu(view));
+  const std::weak_ptr region = view->region;
+  view = nullptr;
+  EXPECT_FALSE(region.expired()) << "the next version in this image is not mapped anew";
+  publisher.service.publications->withdraw("policy");
+  EXPECT_EQ(publisher.service.owned->size(), 0U) << "the memory of the GPU is let go";
+  EXPECT_EQ(subscription->wait(1, soon()).status().code(), Code::not_found);
+  EXPECT_TRUE(region.expired());
+  EXPECT_TRUE(set.is_on_host(held)) << "a view of the host's memory stays";
+}
+
 TEST_F(GpuVersions, ThatCannotBeWrittenLeaveTheVersionBefore) {
   GpuSet set({100, 50'000}, 1);
   const auto publication = publish(set);

@@ -14,6 +14,7 @@
 #include "agent/rendezvous/memory_store.h"
 #include "agent/rendezvous/tcp_store.h"
 #include "tests/agent/patience.h"
+#include "tests/channels/shm_maps.h"
 #include "tests/rpc/regions/version_agents.h"
 
 namespace tensorferry::testing {
@@ -249,6 +250,44 @@ TEST_P(Versions, OfAPublicationThatReplacesAnotherAreNotTakenForTheOlderOnes) {
   EXPECT_EQ((*after)->version, 1U);
   EXPECT_TRUE(larger.is((*after)->data, *(*after)->layout));
   EXPECT_TRUE(set.is(before->data, *before->layout));
+}
+
+/// Returns how many images of so many bytes this process has mapped.
+std::size_t images_mapped(std::size_t bytes) {
+  std::size_t count = 0;
+  for_shared_mappings([&](auto begin, auto end) { count += end - begin == (bytes + 4095) / 4096 * 4096 ? 1U : 0U; });
+  return count;
+}
+
+TEST(VersionImages, AreUnmappedOnceTheirPublicationIsWithdrawnAndNoViewIsHeld) {
+  const auto store = std::make_shared<MemoryStore>();
+  VersionAgent publisher(store, "trainer", "", {"ring", "shm,basic"});
+  VersionAgent subscriber(store, "sampler", "", {"ring", "shm,basic"});
+  TestSet set({300'032});
+  const auto mapped = [] { return images_mapped(300'032); };
+  std::vector<std::shared_ptr<regions::Publication>> kept;  // the program may go on to hold them
+  kept.push_back(*publisher.publications->publish("policy", set.layout(), {3}));
+  const auto subscription = *subscriber.subscriptions->subscribe("trainer", "policy", soon());
+  for (unsigned round = 1; round <= 5; ++round) {
+    set.fill(round);
+    std::vector<HeldVersion> views;
+    for (std::uint64_t version = 1; version <= 2; ++version) {
+      ASSERT_EQ(*kept.back()->update({set.pointers()}, Clock().now()), version);
+      const auto view = subscription->latest(soon());
+      ASSERT_TRUE(view.ok()) << view.status().text();
+      views.push_back(*view);
+    }
+    EXPECT_EQ(mapped(), 4U) << "two images, at both ends";
+    publisher.publications->withdraw("policy");
+    EXPECT_EQ(kept.back()->leases(), 0U);
+    EXPECT_EQ(kept.back()->store().last_version(), 2U);
+    EXPECT_EQ(kept.back()->update({set.pointers()}, Clock().now()).status().code(), Code::not_found);
+    EXPECT_TRUE(eventually([&] { return mapped() == 2; })) << mapped() << " are, and there are two views";
+    for (const auto& view : views) EXPECT_TRUE(set.is(view->data, *view->layout));
+    views.clear();
+    EXPECT_TRUE(eventually([&] { return mapped() == 0; })) << mapped();
+    kept.push_back(*publisher.publications->publish("policy", set.layout(), {3}));
+  }
 }
 
 TEST(VersionRelays, OneSubscriberOfAHostFetchesForTheOthers) {
@@ -489,6 +528,43 @@ TEST_F(VersionKills, APublisherThatIsKilledTearsNoVersion) {
       ASSERT_EQ(::waitpid(children[i].first, nullptr, 0), children[i].first);
       ::close(children[i].second);
     }
+  }
+}
+
+TEST_F(VersionKills, TheImagesOfAPublisherThatIsKilledAreUnmappedOnceNoViewIsHeld) {
+  std::vector<std::pair<pid_t, int>> children(6);
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    const auto name = "trainer" + std::to_string(i);
+    children[i].first = fork_with(children[i].second, [name](const auto& store) { publish_for_ever(store, name); });
+  }
+  const auto server = std::move(*TcpStoreServer::listen("127.0.0.1", 0, ""));
+  const auto port = server->port();
+  VersionAgent reader(*connect_tcp_store("127.0.0.1", port, "", long_enough), "reader");
+  const auto mapped = [] { return images_mapped(words * sizeof(std::uint64_t)); };
+  std::vector<std::shared_ptr<regions::Subscription>> kept;
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    ASSERT_EQ(::write(children[i].second, &port, sizeof port), static_cast<ssize_t>(sizeof port));
+    Result<std::shared_ptr<regions::Subscription>> subscription = Status(Code::not_found, "");
+    ASSERT_TRUE(eventually(
+        [&] {
+          return (subscription = reader.subscriptions->subscribe("trainer" + std::to_string(i), "policy", soon())).ok();
+        },
+        long_enough));
+    kept.push_back(*subscription);
+    HeldVersion held;
+    for (int count = 0; count < 6; ++count) {
+      const auto view = (*subscription)->wait(held ? held->version : 0, soon());
+      ASSERT_TRUE(view.ok()) << view.status().text();
+      held = *view;
+    }
+    EXPECT_GT(mapped(), 1U);
+    ::kill(children[i].first, SIGKILL);
+    ASSERT_EQ(::waitpid(children[i].first, nullptr, 0), children[i].first);
+    ::close(children[i].second);
+    EXPECT_TRUE(eventually([&] { return mapped() == 1; })) << mapped() << " are, and there is one view";
+    EXPECT_TRUE(whole(held->data));
+    held = nullptr;
+    EXPECT_TRUE(eventually([&] { return mapped() == 0; })) << mapped();
   }
 }
 
