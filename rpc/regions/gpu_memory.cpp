@@ -60,18 +60,18 @@ Status copy_each(const Buffer& gpu, const std::vector<HostCopy>& copies, bool to
 
 class Locked final : public LockedWords {
  public:
-  static Result<std::shared_ptr<LockedWords>> lock(const Buffer& page) {
-    const cuda::DeviceGuard here(0);  // page-locked memory belongs to all contexts, but the call needs one
+  static Result<std::shared_ptr<LockedWords>> lock(const Buffer& page, int device) {
+    const cuda::DeviceGuard here(device);  // page-locked memory belongs to all contexts, but the call needs one
     if (!here.status().ok()) return here.status();
     const auto locked =
         api()->host_register(page.data, page.bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     if (locked != CUDA_SUCCESS) return cuda::status_of(locked, "page-locking the words of a peer's regions");
-    return std::shared_ptr<LockedWords>(new Locked(page));
+    return std::shared_ptr<LockedWords>(new Locked(page, device));
   }
   ~Locked() override {
     // The driver waits for all kernels of the process, which the program's thread must not.
-    cuda::background().submit([page = page_] {
-      const cuda::DeviceGuard here(0);
+    cuda::background().submit([page = page_, device = device_] {
+      const cuda::DeviceGuard here(device);
       if (here.status().ok()) api()->host_unregister(page.data);
     });
   }
@@ -87,15 +87,16 @@ class Locked final : public LockedWords {
   }
 
  private:
-  explicit Locked(const Buffer& page) : page_(page) {}
+  Locked(const Buffer& page, int device) : page_(page), device_(device) {}
   const Buffer page_;
+  const int device_;
 };
 
 }  // namespace
 
-Result<std::shared_ptr<LockedWords>> lock_words(const Buffer& page) {
+Result<std::shared_ptr<LockedWords>> lock_words(const Buffer& page, int device) {
   if (api() == nullptr) return Status(Code::channel_unavailable, cuda::why_missing());
-  return Locked::lock(page);
+  return Locked::lock(page, device);
 }
 
 Status check_memory(const Buffer& memory) {

@@ -51,8 +51,9 @@ class LockedWords {
   /// Returns the address of its first byte for the GPU `device`.
   virtual Result<std::byte*> address_on(int device) = 0;
 };
-/// Locks the memory, and keeps its owner. It must not be locked already. Errors are those of the driver.
-Result<std::shared_ptr<LockedWords>> lock_words(const Buffer& page);
+/// Locks the memory by way of the GPU `device`, and keeps its owner. Uses no other GPU, on which it would make a context.
+/// It must not be locked already. Errors are those of the driver.
+Result<std::shared_ptr<LockedWords>> lock_words(const Buffer& page, int device);
 /// Copies runs of `gpu` to `host`, one after another, or back if `to_gpu`; returns when the bytes are there. Not
 /// ordered behind the work of any stream. The errors of the driver.
 Status copy_runs(const Buffer& gpu, std::uint64_t run_bytes, const std::vector<std::uint64_t>& offsets, std::byte* host,

@@ -17,7 +17,7 @@ Status check_memory(const Buffer& memory) {
 GpuPlace place_of(const Buffer&) { return {}; }
 std::optional<std::uint8_t> gpu_in_use() { return std::nullopt; }
 Result<Buffer> map_gpu_memory(const GpuPlace&, std::uint64_t, int) { return no_cuda(); }
-Result<std::shared_ptr<LockedWords>> lock_words(const Buffer&) { return no_cuda(); }
+Result<std::shared_ptr<LockedWords>> lock_words(const Buffer&, int) { return no_cuda(); }
 Status copy_runs(const Buffer&, std::uint64_t, const std::vector<std::uint64_t>&, std::byte*, bool) {
   return no_cuda();
 }

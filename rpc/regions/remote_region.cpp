@@ -151,17 +151,16 @@ Status RemoteRegion::read_in_place(const Runs& runs, std::byte* into) {
 Result<Buffer> RemoteRegion::map_on(int device, bool to_write) {
   if (auto allowed = check_right(to_write); !allowed.ok()) return allowed;
   if (auto good = alive(); !good.ok()) return good;
-  if (!grant_.on_gpu || reach() != Reach::mapped) {
-    return Status(Code::channel_unavailable, formatted("region {} of \"{}\" cannot be mapped here", id(), owner()));
-  }
+  const Status refused(Code::channel_unavailable,
+                       formatted("region {} of \"{}\" cannot be mapped here", id(), owner()));
+  if (!grant_.on_gpu || reach() != Reach::mapped) return refused;
   const std::lock_guard lock(mapping_);
   const auto known = mapped_.find(device);
-  if (known != mapped_.end()) return known->second;
+  if (known != mapped_.end()) return known->second.data != nullptr ? Result<Buffer>(known->second) : refused;
   auto mapped = map_gpu_memory(grant_.place, grant_.bytes, device);
-  if (mapped.ok())
-    mapped_[device] = *mapped;
-  else
-    reach_.store(Reach::served, std::memory_order_relaxed);
+  mapped_[device] = mapped.ok() ? *mapped : Buffer();
+  const bool any = std::ranges::any_of(mapped_, [](const auto& each) { return each.second.data != nullptr; });
+  if (!any) reach_.store(Reach::served, std::memory_order_relaxed);
   return mapped;
 }
 
@@ -184,7 +183,7 @@ Result<Buffer> RemoteRegion::word_on(int device) {
   }
   const std::lock_guard lock(mapping_);
   if (!words_) {
-    auto locked = regions_->locked(page_);
+    auto locked = regions_->locked(page_, device);
     if (!locked.ok()) return locked.status();
     words_ = *std::move(locked);
   }
@@ -327,13 +326,13 @@ void RemoteRegions::attach(RemoteRegion& region, std::vector<Buffer> buffers) co
   region.reach_ = Reach::in_place;
 }
 
-Result<std::shared_ptr<LockedWords>> RemoteRegions::locked(const Buffer& page) {
+Result<std::shared_ptr<LockedWords>> RemoteRegions::locked(const Buffer& page, int device) {
   const std::lock_guard lock(mutex_);
   std::erase_if(locked_, [](const auto& each) { return each.second.expired(); });
   if (const auto known = locked_.find(page.data); known != locked_.end()) {
     if (auto kept = known->second.lock()) return kept;
   }
-  auto out = lock_words(page);
+  auto out = lock_words(page, device);
   if (out.ok()) locked_[page.data] = *out;
   return out;
 }

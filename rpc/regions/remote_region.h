@@ -144,7 +144,7 @@ class RemoteRegion final {
   std::atomic<Reach> reach_{Reach::served};
   std::atomic<bool> dropped_{false};  // a transfer has found it so
   std::mutex mapping_;
-  std::map<int, Buffer> mapped_;        // of a region on a GPU, by device; guarded by mapping_
+  std::map<int, Buffer> mapped_;        // of a region on a GPU, by device; empty: that one cannot. Guarded by mapping_
   std::shared_ptr<LockedWords> words_;  // guarded by mapping_
   struct KnownKeys {
     std::shared_ptr<const CardKeys> keys;
@@ -172,8 +172,8 @@ class RemoteRegions final : public std::enable_shared_from_this<RemoteRegions> {
   Result<std::shared_ptr<RemoteRegion>> grant(const RegionKey& key, const std::shared_ptr<Visit>& visit, bool map,
                                               const TransferLimits& limits);
   void attach(RemoteRegion& region, std::vector<Buffer> buffers) const;
-  /// Page-locks a page of words, which several grants of one visit share.
-  Result<std::shared_ptr<LockedWords>> locked(const Buffer& page);
+  /// Page-locks a page of words, which several grants of one visit share; by way of the GPU `device`, if it is not yet.
+  Result<std::shared_ptr<LockedWords>> locked(const Buffer& page, int device);
 
   const std::shared_ptr<RawAgent> agent_;
   const std::shared_ptr<Visits> visits_;

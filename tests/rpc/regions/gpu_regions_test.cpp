@@ -122,5 +122,43 @@ TEST_F(GpuRegions, AreMappedWithinTheRightsOfTheGrant) {
   EXPECT_TRUE((*region)->map_on(0, false).ok());
 }
 
+TEST_F(GpuRegions, AreMappedByOneGpuIfAnotherCannot) {
+  const auto region = open(Reach::mapped);
+  ASSERT_NE(region, nullptr);
+  ASSERT_TRUE(region->map_on(0, false).ok());
+  EXPECT_FALSE(region->map_on(77, false).ok()) << "there is no such GPU";
+  EXPECT_EQ(region->reach(), Reach::mapped);
+  EXPECT_TRUE(region->map_on(0, false).ok());
+  EXPECT_EQ(region->map_on(77, false).status().code(), Code::channel_unavailable);
+}
+
+// In a process of its own, in which no other test has used the first GPU.
+TEST(SecondGpu, IsTheOnlyOneThatAReadByItUses) {
+  const auto missing = conformance::why_no_cuda(2);
+  if (!missing.empty()) GTEST_SKIP() << missing;
+  if (cuda::device_in_use()) GTEST_SKIP() << "this process has used a GPU before";
+  const auto store = std::make_shared<MemoryStore>();
+  RegionAgent owner(store, "owner", {"ring", ""}), reader(store, "reader", {"ring", ""});
+  CUdeviceptr address = 0;
+  {
+    const cuda::DeviceGuard here(1);
+    ASSERT_EQ(cuda::api()->mem_alloc(&address, bytes), CUDA_SUCCESS);
+  }
+  auto* const data = reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+  const auto id = owner.owned->add({{DeviceType::cuda, 1}, data, bytes, nullptr, {}}, {});
+  ASSERT_TRUE(id.ok()) << id.status().text();
+  {
+    const auto region = *reader.remote->open(owner.key_of(*id));
+    const auto mapped = region->map_on(1, false);
+    ASSERT_TRUE(mapped.ok()) << mapped.status().text();
+    EXPECT_EQ(mapped->device.index, 1);
+    const auto word = region->word_on(1);
+    ASSERT_TRUE(word.ok()) << word.status().text();
+    EXPECT_EQ(cuda::device_in_use(), 1);
+  }
+  const cuda::DeviceGuard here(1);
+  EXPECT_EQ(cuda::api()->mem_free(address), CUDA_SUCCESS);
+}
+
 }  // namespace
 }  // namespace tensorferry::testing
