@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <mutex>
 #include <new>
 
@@ -42,6 +43,11 @@ void ChannelBindings::meet(const wire::Hello& hello, std::optional<uid_t> uid) {
 Result<Device> ChannelBindings::arrival(Device source, const Placement& placement, bool* elsewhere) const {
   const std::lock_guard lock(mutex_);  // the peer's first hello may come at this moment
   return tensorferry::arrival(source, placement, peer_.devices, parts_.around.link.peer().name, elsewhere);
+}
+
+bool ChannelBindings::has(Device theirs) const {
+  const std::lock_guard lock(mutex_);
+  return theirs == Device() || std::find(peer_.devices.begin(), peer_.devices.end(), theirs) != peer_.devices.end();
 }
 
 /// Returns why a driver does not connect the pair, or nullopt if it does.

@@ -45,6 +45,9 @@ class ChannelBindings final : private Carriers {
   /// Returns the peer's device on which a buffer lands; see arrival() in agent/buffers/placement.h.
   Result<Device> arrival(Device source, const Placement& placement, bool* elsewhere) const;
 
+  /// Returns whether the peer has announced the device, or it is the host.
+  [[nodiscard]] bool has(Device theirs) const;
+
   /// Returns the pair's channels. The first call for a pair opens those that reach. The reference stays valid, and the
   /// list does not change.
   const ChannelOrder& order(DevicePair pair);

@@ -153,6 +153,7 @@ Result<Route> ChannelSet::explain(Device local, const Placement& placement, std:
 }
 
 std::shared_ptr<OneSided> ChannelSet::one_sided(DevicePair pair) {
+  if (!bindings_.has(pair.remote)) return nullptr;  // the peer names it, and each pair is kept
   for (const auto* binding : bindings_.order(pair).bindings) {
     if (binding->state() != ChannelBinding::State::usable) continue;
     if (auto found = binding->channel->one_sided()) return found;

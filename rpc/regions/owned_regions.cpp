@@ -244,6 +244,11 @@ Result<RegionGrant> OwnedRegions::grant(const PeerInfo& peer, const OpenRegion& 
   const auto& region = **found;
   const auto visited = this->visited(peer, asked);
   if (!visited.ok()) return visited.status();
+  const VisitId visit{peer.incarnation, asked.visit};
+  if (!visitors_->has(visit)) {  // it has ended since it asked, perhaps before this was there
+    visits_.erase(visit);
+    return Status(Code::connection_lost, "the visit has ended");
+  }
   const auto slot = slot_of(**visited, *id);
   if (!slot.ok()) return slot.status();
   RegionGrant grant;

@@ -209,7 +209,7 @@ Result<std::shared_ptr<Subscription::Lease>> Subscription::acquire(const std::sh
   {
     const std::lock_guard lock(mutex_);
     --source->asking;
-    if (told) {
+    if (told && told->version != 0) {
       source->leases.insert(told->lease);
       source->seen = std::max(source->seen, told->lease);
     }
@@ -331,8 +331,15 @@ Result<std::shared_ptr<RemoteRegion>> Subscription::region_of(Source& source, st
   // Of a later visit, the number might be that of another region, of the publisher's next process.
   if ((*opened)->visit() != source.visit) return source.visit->why();
   if ((*opened)->bytes() != source.layout.bytes - source.layout.gpu_from) return malformed(source);
+  std::shared_ptr<RemoteRegion> one_too_many;  // dropped without the lock
   const std::lock_guard lock(mutex_);
   source.regions[id] = *opened;
+  if (source.regions.size() > Publication::most_leases) {  // more images than a publication of ours can have leased
+    const auto oldest =
+        source.regions.begin()->first == id ? std::next(source.regions.begin()) : source.regions.begin();
+    one_too_many = std::move(oldest->second);
+    source.regions.erase(oldest);
+  }
   return opened;
 }
 
@@ -440,6 +447,7 @@ Result<std::shared_ptr<Subscription>> Subscriptions::subscribe(const std::string
   std::shared_ptr<Subscription> out;
   {
     const std::lock_guard lock(mutex_);
+    std::erase_if(subscriptions_, [](const auto& each) { return each.second.expired(); });
     auto& known = subscriptions_[{publisher, name}];
     out = known.lock();
     if (!out) {

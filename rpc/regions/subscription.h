@@ -97,10 +97,11 @@ class Subscription final : public std::enable_shared_from_this<Subscription> {
     std::shared_ptr<VersionStore> copy;  // if versions are copied
     ImageLayout layout;
     std::uint64_t epoch = 0;
-    std::set<std::uint64_t> leases;                                  // numbers
-    std::uint64_t seen = 0;                                          // the highest number
-    int asking = 0;                                                  // requests for leases under way
-    std::map<std::uint64_t, std::shared_ptr<RemoteRegion>> regions;  // of images on a GPU: to map takes milliseconds
+    std::set<std::uint64_t> leases;  // numbers
+    std::uint64_t seen = 0;          // the highest number
+    int asking = 0;                  // requests for leases under way
+    // Of images on a GPU, because to map takes milliseconds; at most Publication::most_leases.
+    std::map<std::uint64_t, std::shared_ptr<RemoteRegion>> regions;
   };
   struct Wanted {
     std::uint64_t newer_than = 0;

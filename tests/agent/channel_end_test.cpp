@@ -2,6 +2,7 @@
 // ended.
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <future>
 
 #include "channels/completion.h"
@@ -117,6 +118,42 @@ TEST_F(ChannelEnd, ALinkDestroyedInsideAWireCallDoesNotWaitForThatCall) {
       .detach();
   EXPECT_EQ(over->get_future().wait_for(seconds(20)), std::future_status::ready);
   EXPECT_TRUE(eventually([&] { return source.expired() && common.use_count() == 1; }));
+}
+
+/// Counts what it is asked about GPUs, which neither agent has.
+class AskedDriver final : public Driver {
+ public:
+  explicit AskedDriver(std::atomic<int>& asked) : asked_(asked) {}
+  [[nodiscard]] std::string_view name() const override { return "asked"; }
+  std::variant<Bytes, Refusal> descriptor(Device device) override {
+    if (device == Device()) return Bytes();
+    ++asked_;
+    return Refusal{"no such device"};
+  }
+  std::optional<Refusal> reaches(ByteView, ByteView) override { return Refusal{"no channel"}; }
+  std::unique_ptr<Channel> open(Wire&, DevicePair) override { return nullptr; }
+
+ private:
+  std::atomic<int>& asked_;
+};
+
+TEST(OneSidedPairs, OfDevicesThatThePeerHasNotAnnouncedAreNotKept) {
+  std::atomic<int> asked = 0;
+  const auto store = std::make_shared<MemoryStore>();
+  const auto a = join(store, "a", {}, [&](RawAgentOptions& options) {
+    options.registry.add("asked", 1000, [&] { return std::make_unique<AskedDriver>(asked); });
+  });
+  const auto b = join(store, "b");
+  serve_echo(*b);
+  ASSERT_TRUE(call_sync(*a, "b", "echo", message_of("m")).ok());
+  const auto before = asked.load();
+  for (unsigned index = 0; index < 256; ++index) {
+    const Device theirs{DeviceType::cuda, static_cast<std::uint8_t>(index)};
+    EXPECT_EQ(a->one_sided("b", {DeviceType::cuda, 5}, theirs), nullptr);
+  }
+  EXPECT_EQ(asked, before);
+  a->leave();
+  b->leave();
 }
 
 }  // namespace

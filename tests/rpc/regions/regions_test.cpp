@@ -12,6 +12,9 @@
 
 #include "agent/rendezvous/memory_store.h"
 #include "agent/rendezvous/tcp_store.h"
+#include "base/host.h"
+#include "rpc/regions/publications.h"
+#include "rpc/regions/subscription.h"
 #include "tests/agent/patience.h"
 #include "tests/rpc/regions/region_agents.h"
 
@@ -300,6 +303,60 @@ TEST(Regions, MalformedAndExcessiveMessagesAreRefused) {
   for (std::uint64_t visit = 1; visit < 200 && last == Code::ok; ++visit) last = send(regions::CloseRegion{visit, 1});
   EXPECT_EQ(last, Code::resource_exhausted);
   EXPECT_LE(owner.visitors->size(), 64U);
+}
+
+TEST(Regions, AVisitThatEndsBeforeItsGrantLeavesNothing) {
+  const auto store = std::make_shared<MemoryStore>();
+  RegionAgent owner(store, "owner"), hostile(store, "hostile");
+  owner.visitors->set_patience(Milliseconds(0));  // each message ends the visits of those before it
+  const auto id = owner.owned->add(mappable(4096), both);
+  for (std::uint64_t visit = 1; visit <= 2000;) {
+    std::vector<Call> calls;
+    for (int i = 0; i < 100; ++i, ++visit) {
+      const regions::RegionMessage asked = regions::OpenRegion{visit, 0, *id, {}, false, {}, 0};
+      calls.push_back(hostile.agent->call("owner", regions::region_function, {encode(asked), {}, {}, {}}, {}));
+    }
+    for (auto& call : calls) call.wait();
+  }
+  owner.visitors->sweep();
+  EXPECT_EQ(owner.owned->grants(), 0U);
+}
+
+TEST(Regions, APublisherThatTellsOfEverNewImagesFillsNoTable) {
+  const auto store = std::make_shared<MemoryStore>();
+  RegionAgent hostile(store, "trainer"), reader(store, "sampler");
+  regions::ImageLayout layout;
+  layout.block = 4096;
+  layout.pieces = {{"t", "", 0, 4096}};
+  regions::lay_out(layout, 1);
+  std::atomic<std::uint64_t> version = 0;
+  const auto image = mappable(4096);
+  hostile.agent->serve(std::string(regions::version_function), [&](const Request& request, Reply reply) {
+    const auto message = decode<regions::VersionMessage>(request.arguments.payload);
+    if (std::holds_alternative<regions::SubscribeTo>(*message)) {
+      return reply.send({encode(regions::Subscribed{layout, boot_id(), "", 1}), {}, {}, {}});
+    }
+    if (!std::holds_alternative<regions::AcquireVersion>(*message)) return reply.send({});
+    const auto number = ++version;
+    const auto region = *hostile.owned->add(mappable(4096), {});
+    Message told{encode(regions::Acquired{number, number, 0, region}), {}, {}, {}};
+    told.buffers.push_back(image);
+    told.sharing.push_back(Sharing::shared);
+    reply.send(std::move(told));
+  });
+  const auto publications = regions::Publications::serve(reader.agent, *reader.visitors);
+  const auto subscriptions =
+      std::make_shared<regions::Subscriptions>(reader.agent, reader.visits, publications, reader.remote);
+  const regions::Subscription::Limits soon{Clock().now() + long_enough, {}};
+  const auto subscription = subscriptions->subscribe("trainer", "policy", soon);
+  ASSERT_TRUE(subscription.ok()) << subscription.status().text();
+  const auto most = regions::Publication::most_leases;
+  for (std::size_t i = 0; i < 2 * most; ++i) {
+    const auto view = (*subscription)->latest(soon, true);
+    ASSERT_TRUE(view.ok()) << view.status().text();
+    ASSERT_NE((*view)->region, nullptr);
+  }
+  EXPECT_TRUE(eventually([&] { return hostile.owned->grants() == most; })) << hostile.owned->grants();
 }
 
 /// A process with a region "weights" of 1 MB, until it is killed. The parent sends it the store's port.
