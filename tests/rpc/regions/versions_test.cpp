@@ -568,6 +568,27 @@ TEST_F(VersionKills, TheImagesOfAPublisherThatIsKilledAreUnmappedOnceNoViewIsHel
   }
 }
 
+TEST_F(VersionKills, AnUpdateWaitsForNoSubscriberThatHasStopped) {
+  int pipe = -1;
+  const auto child = fork_with(pipe, [](const auto& store) { read_for_ever(store, "reader", ""); });
+  const auto server = std::move(*TcpStoreServer::listen("127.0.0.1", 0, ""));
+  const auto port = server->port();
+  VersionAgent publisher(*connect_tcp_store("127.0.0.1", port, "", long_enough), "trainer");
+  TestSet set({words * sizeof(std::uint64_t)});
+  const auto publication = *publisher.publications->publish("policy", set.layout(), {4});
+  ASSERT_EQ(::write(pipe, &port, sizeof port), static_cast<ssize_t>(sizeof port));
+  ASSERT_TRUE(eventually([&] { return publication->waiting() == 1; }, long_enough));
+  send_signal(child, SIGSTOP);
+  for (std::uint64_t version = 1; version <= 200; ++version) {
+    ASSERT_EQ(*publication->update({set.pointers()}, Clock().now()), version) << "it waits for no image either";
+  }
+  EXPECT_EQ(publication->waiting(), 0U) << "it was told of the first";
+  EXPECT_EQ(publication->leases(), 1U);
+  ::kill(child, SIGKILL);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  ::close(pipe);
+}
+
 // The child relays to its host until it is killed, and the parent has a reader there, which takes its place.
 TEST_F(VersionKills, ARelayThatIsKilledTearsNoVersion) {
   const int count = rounds();
