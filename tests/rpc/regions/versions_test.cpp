@@ -437,7 +437,7 @@ class VersionKills : public ::testing::Test {
     return true;
   }
   static int rounds() {
-    return std::max(26, testing::rounds(10'000) / 4);  // of each of four tests: 104 in all, or 10,000
+    return std::max(21, testing::rounds(10'000) / 5);  // of each of five tests: 105 in all, or 10,000
   }
   static void publish_for_ever(const std::shared_ptr<Store>& store, const std::string& name) {
     VersionAgent publisher(store, name);
@@ -487,50 +487,6 @@ class VersionKills : public ::testing::Test {
 };
 
 // One child dies at a random moment of each round; the parent is the other side, and goes on through all rounds.
-TEST_F(VersionKills, APublisherThatIsKilledTearsNoVersion) {
-  const int count = rounds();
-  std::vector<std::pair<pid_t, int>> children(static_cast<std::size_t>(std::min(count, 64)));
-  for (int done = 0; done < count;) {
-    const auto some = std::min<std::size_t>(children.size(), static_cast<std::size_t>(count - done));
-    // Children are forked while this process has one thread.
-    for (std::size_t i = 0; i < some; ++i) {
-      const auto name = "trainer" + std::to_string(i);
-      children[i].first = fork_with(children[i].second, [name](const auto& store) { publish_for_ever(store, name); });
-    }
-    const auto server = std::move(*TcpStoreServer::listen("127.0.0.1", 0, ""));
-    const auto port = server->port();
-    VersionAgent reader(*connect_tcp_store("127.0.0.1", port, "", long_enough), "reader");
-    for (std::size_t i = 0; i < some; ++i, ++done) {
-      std::mt19937 random(static_cast<unsigned>(done));
-      ASSERT_EQ(::write(children[i].second, &port, sizeof port), static_cast<ssize_t>(sizeof port));
-      const auto name = "trainer" + std::to_string(i);
-      Result<std::shared_ptr<regions::Subscription>> subscription = Status(Code::not_found, "");
-      ASSERT_TRUE(eventually(
-          [&] { return (subscription = reader.subscriptions->subscribe(name, "policy", soon())).ok(); }, long_enough));
-      std::thread killing([&, after = random() % 15'000] {
-        std::this_thread::sleep_for(std::chrono::microseconds(after));
-        ::kill(children[i].first, SIGKILL);
-      });
-      std::uint64_t version = 0;
-      HeldVersion last;
-      for (;;) {
-        const auto view = (*subscription)->wait(version, soon());
-        if (!view.ok()) {
-          EXPECT_EQ(view.status().code(), Code::connection_lost) << view.status().text();
-          break;
-        }
-        ASSERT_TRUE(whole((*view)->data)) << "seed " << done;
-        version = (*view)->version;
-        last = *view;
-      }
-      killing.join();
-      EXPECT_TRUE(!last || whole(last->data)) << "seed " << done;
-      ASSERT_EQ(::waitpid(children[i].first, nullptr, 0), children[i].first);
-      ::close(children[i].second);
-    }
-  }
-}
-
 TEST_F(VersionKills, TheImagesOfAPublisherThatIsKilledAreUnmappedOnceNoViewIsHeld) {
   std::vector<std::pair<pid_t, int>> children(6);
   for (std::size_t i = 0; i < children.size(); ++i) {
@@ -638,6 +594,55 @@ TEST_F(VersionKills, ARelayThatIsKilledTearsNoVersion) {
     }
   }
   EXPECT_GT(relayed, count / 2);
+}
+
+class VersionPublisherKills : public VersionKills, public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, VersionPublisherKills, ::testing::Values("mapped", "copied"),
+                         [](const auto& each) { return std::string(each.param); });
+
+TEST_P(VersionPublisherKills, TearNoVersion) {
+  const int count = rounds();
+  const std::string host = GetParam() == std::string("copied") ? "other" : "";
+  std::vector<std::pair<pid_t, int>> children(static_cast<std::size_t>(std::min(count, 64)));
+  for (int done = 0; done < count;) {
+    const auto some = std::min<std::size_t>(children.size(), static_cast<std::size_t>(count - done));
+    // Children are forked while this process has one thread.
+    for (std::size_t i = 0; i < some; ++i) {
+      const auto name = "trainer" + std::to_string(i);
+      children[i].first = fork_with(children[i].second, [name](const auto& store) { publish_for_ever(store, name); });
+    }
+    const auto server = std::move(*TcpStoreServer::listen("127.0.0.1", 0, ""));
+    const auto port = server->port();
+    VersionAgent reader(*connect_tcp_store("127.0.0.1", port, "", long_enough), "reader", host);
+    for (std::size_t i = 0; i < some; ++i, ++done) {
+      std::mt19937 random(static_cast<unsigned>(done));
+      ASSERT_EQ(::write(children[i].second, &port, sizeof port), static_cast<ssize_t>(sizeof port));
+      const auto name = "trainer" + std::to_string(i);
+      Result<std::shared_ptr<regions::Subscription>> subscription = Status(Code::not_found, "");
+      ASSERT_TRUE(eventually(
+          [&] { return (subscription = reader.subscriptions->subscribe(name, "policy", soon())).ok(); }, long_enough));
+      std::thread killing([&, after = random() % 15'000] {
+        std::this_thread::sleep_for(std::chrono::microseconds(after));
+        ::kill(children[i].first, SIGKILL);
+      });
+      std::uint64_t version = 0;
+      HeldVersion last;
+      for (;;) {
+        const auto view = (*subscription)->wait(version, soon());
+        if (!view.ok()) {
+          EXPECT_EQ(view.status().code(), Code::connection_lost) << view.status().text();
+          break;
+        }
+        ASSERT_TRUE(whole((*view)->data)) << "seed " << done;
+        version = (*view)->version;
+        last = *view;
+      }
+      killing.join();
+      EXPECT_TRUE(!last || whole(last->data)) << "seed " << done;
+      ASSERT_EQ(::waitpid(children[i].first, nullptr, 0), children[i].first);
+      ::close(children[i].second);
+    }
+  }
 }
 
 class VersionReaderKills : public VersionKills, public ::testing::WithParamInterface<const char*> {};
