@@ -13,19 +13,20 @@ void OperationQueue::add(const Work& work) {
   waiting_.push_back(work);
 }
 
-OperationQueue::Work OperationQueue::begin() {
+OperationQueue::Work OperationQueue::begin(std::uint64_t last) {
   const std::lock_guard lock(mutex_);
-  if (running_ || waiting_.empty()) return nullptr;
+  if (running_ || waiting_.empty() || waiting_.front()->number() > last) return nullptr;
   running_ = true;
   auto work = std::move(waiting_.front());
   waiting_.pop_front();
   return work;
 }
 
-bool OperationQueue::wait_for_turn(std::chrono::milliseconds longest) {
+bool OperationQueue::wait_for_turn(std::uint64_t number, std::chrono::milliseconds longest) {
   std::unique_lock lock(mutex_);
-  if (running_) clock_.wait_for(changed_, lock, longest, [this] { return !running_; });
-  return !running_;
+  const auto over = [&] { return !running_ || ended_ >= number; };
+  if (!over()) clock_.wait_for(changed_, lock, longest, over);
+  return !running_ && ended_ < number;
 }
 
 OperationQueue::Ended OperationQueue::end(const GroupWork& work) {

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -40,10 +41,12 @@ class OperationQueue final {
 
   /// Adds an operation and gives it its number, from 1.
   void add(const Work& work);
-  /// Returns the next operation, which runs from now on until end(); null if one runs or none waits.
-  Work begin();
-  /// Waits until no operation runs, for `longest` at most, and returns whether none does.
-  bool wait_for_turn(std::chrono::milliseconds longest);
+  /// Returns the next operation, which runs from now on until end(); null if one runs, or if none waits whose number is
+  /// at most `last`.
+  Work begin(std::uint64_t last = std::numeric_limits<std::uint64_t>::max());
+  /// Waits until no operation runs or operation `number` has ended, for `longest` at most. Returns whether a thread
+  /// that waits for this operation may begin() those up to it: none runs, and it has not ended.
+  bool wait_for_turn(std::uint64_t number, std::chrono::milliseconds longest);
   /// The operation that runs has ended.
   Ended end(const GroupWork& work);
 

@@ -278,8 +278,9 @@ void RawGroup::run_queue() {
 bool RawGroup::run_for(const GroupWork& wanted, const std::function<bool()>& interrupted) {
   for (;;) {
     if (wanted.has_ended()) return true;
-    if (!queue_.wait_for_turn(longest_sleep)) return false;
-    if (const auto work = queue_.begin()) run_one(work, interrupted);
+    if (!queue_.wait_for_turn(wanted.number(), longest_sleep)) return false;
+    // None behind it: that one may need what the program does after this wait.
+    if (const auto work = queue_.begin(wanted.number())) run_one(work, interrupted);
   }
 }
 

@@ -270,6 +270,26 @@ TEST_P(Operations, ManyOperationsInARowKeepTheirOrder) {
   });
 }
 
+// A thread that waits may run operations itself. One behind that which it waits for may need what the program does
+// next.
+TEST_P(Operations, AThreadThatWaitsForOneOfThemRunsNoneBehindIt) {
+  std::atomic<int> waited = 0;  // rounds whose first operation rank 0 has seen the end of
+  world->run([&](std::size_t rank, RawGroup& group) {
+    for (int round = 1; round <= 100; ++round) {
+      const auto first = group.barrier();
+      auto second = rank == 0 ? group.barrier() : nullptr;
+      ASSERT_TRUE(ended(first).ok());
+      if (rank == 0) {
+        waited = round;
+      } else {
+        ASSERT_TRUE(eventually([&] { return waited >= round; })) << round;
+        second = group.barrier();
+      }
+      ASSERT_TRUE(ended(second).ok());
+    }
+  });
+}
+
 TEST_P(Operations, SendsOfOneTagArriveInOrderAndTagsDoNotMix) {
   world->run([&](std::size_t rank, RawGroup& group) {
     const auto to = (rank + 1) % ranks, from = (rank + ranks - 1) % ranks;
