@@ -569,5 +569,13 @@ ROWS = [
     after_a_death_row("told", "of which the others are told", False),
     after_a_death_row("reducing", "which ends the all_reduce of the others", True),
     Row("idle-cpu", "idle agent", (Figure(SHARE_OF_CORE),), idle(OURS), {TORCH: idle(TORCH)}, rounds=3),
+    Row(
+        "waiting-cpu",
+        "one call in flight, whose handler sleeps: the caller",
+        (Figure(SHARE_OF_CORE, limit=0.3),),
+        ours=python(OURS, "waiting"),
+        peers={TORCH: python(TORCH, "waiting")},
+        rounds=3,
+    ),
     Row("idle-threads", "idle agent", (Figure(THREADS),), threads(OURS), {TORCH: threads(TORCH)}, rounds=1),
 ]

@@ -135,6 +135,18 @@ def blocking(rpc: ModuleType, seconds: float, each: float) -> list[int]:
     return _repeat(lambda: rpc.rpc_sync(PEER, block, args=(each,)), seconds)
 
 
+def waiting(rpc: ModuleType, seconds: float) -> list[float]:
+    """The caller's CPU time while its one call waits for the callee's handler, as a share of one core."""
+    touch(rpc)
+    call = rpc.rpc_async(PEER, block, args=(seconds + 1,))
+    time.sleep(0.7)  # until the agent expects the reply late
+    used, begin = time.process_time_ns(), time.perf_counter_ns()
+    time.sleep(seconds)
+    share = (time.process_time_ns() - used) / (time.perf_counter_ns() - begin)
+    call.wait()
+    return [share]
+
+
 def in_flight(rpc: ModuleType, seconds: float, wait_all: Callable[[list[Any]], Any]) -> list[int]:
     """256 empty calls by rpc_async, then all awaited."""
     rpc_async = rpc.rpc_async
