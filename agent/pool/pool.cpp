@@ -229,8 +229,13 @@ bool Pool::short_of_threads(std::uint64_t finished) {
 }
 
 Pace Pool::tick() {
-  if (!busy()) return Pace::rest;
   const std::lock_guard lock(mutex_);
+  const auto wanted = look();
+  return busy() ? wanted : Pace::rest;
+}
+
+/// Also while the pool is not busy: the leader may be held up by a reader, which is no job.
+Pace Pool::look() {
   const auto finished = jobs_.finished_since_last();
   quiet_ticks_ = finished == 0 ? quiet_ticks_ + 1 : 0;
   if (stopping_) return Pace::run;
@@ -244,7 +249,7 @@ Pace Pool::tick() {
   if (leader_ != nullptr && !readables_.waits()) leader_ = nullptr;
   auto needed = std::min<std::size_t>(jobs_without_thread() + (unattended(*rings_.all()) ? 1 : 0), most_woken_per_tick);
   if (leader_ == nullptr) needed = std::max<std::size_t>(needed, 1);
-  if (needed == 0 && quiet_ticks_ > ticks_until_quiet && jobs_.waiting() == 0) {
+  if (needed == 0 && quiet_ticks_ > ticks_until_quiet && jobs_.waiting() == 0 && busy()) {
     if (rings_.all()->empty() || threads_.any_parked()) return Pace::stroll;
     needed = 1;  // else a request in a ring would wait for a tick
   }

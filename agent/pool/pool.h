@@ -144,6 +144,7 @@ class Pool final : public std::enable_shared_from_this<Pool> {
   bool push(Job&& job, bool wake);
   [[nodiscard]] std::size_t jobs_without_thread() const;
   bool short_of_threads(std::uint64_t finished);
+  Pace look();
   void wake_one();
   void wake_for_jobs();
   void resign(Worker& self);

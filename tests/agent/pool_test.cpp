@@ -241,6 +241,29 @@ TEST_F(Pools, HandlersThatRunForLongNeedNoTickOnceOtherThreadsWaitForWork) {
   finish();
 }
 
+TEST_F(Pools, AReaderThatIsHeldUpStopsOtherReadersUntilTheTickAtMost) {
+  start({}, nullptr, false);
+  Gate gate;
+  std::atomic<int> held{0}, read{0};
+  const auto slow = std::make_shared<Doorbell>([&] {
+    ++held;
+    gate.wait();
+  });
+  const auto other = std::make_shared<Doorbell>([&] { ++read; });
+  pool->add(slow->fd.get(), slow, Pool::Watch::always);
+  pool->add(other->fd.get(), other, Pool::Watch::always);
+  slow->ring();
+  ASSERT_TRUE(eventually([&] { return held == 1; }));
+  EXPECT_FALSE(pool->busy()) << "a reader is no job";
+  other->ring();
+  EXPECT_TRUE(eventually([&] {
+    EXPECT_EQ(pool->tick(), Pace::rest);
+    return read == 1;
+  }));
+  gate.open();
+  finish();
+}
+
 TEST_F(Pools, ABlockingReaderDoesNotStopOtherReaders) {
   start({}, nullptr, false);
   Gate gate;
