@@ -51,8 +51,8 @@ class LockedWords {
   /// Returns the address of its first byte for the GPU `device`.
   virtual Result<std::byte*> address_on(int device) = 0;
 };
-/// Locks the memory by way of the GPU `device`, and keeps its owner. Uses no other GPU, on which it would make a context.
-/// It must not be locked already. Errors are those of the driver.
+/// Locks the memory by way of the GPU `device`, and keeps its owner. Uses no other GPU, on which it would make a
+/// context. It must not be locked already. Errors are those of the driver.
 Result<std::shared_ptr<LockedWords>> lock_words(const Buffer& page, int device);
 /// Copies runs of `gpu` to `host`, one after another, or back if `to_gpu`; returns when the bytes are there. Not
 /// ordered behind the work of any stream. The errors of the driver.

@@ -199,8 +199,8 @@ void Publication::answer(const PeerInfo& peer, const AcquireVersion& asked, cons
       auto& held = held_[visit];
       held.peer = peer.name;
       if (held.leases.size() >= most_leases) {
-        refused = {Code::resource_exhausted, formatted("\"{}\" holds {} leases of versions of \"{}\": drop some",
-                                                       peer.name, most_leases, name_)};
+        refused = {Code::resource_exhausted,
+                   formatted("\"{}\" holds {} leases of versions of \"{}\": drop some", peer.name, most_leases, name_)};
       } else {
         out.lease = ++last_lease_;
         held.leases.emplace(out.lease, version);
