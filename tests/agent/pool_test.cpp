@@ -225,7 +225,17 @@ TEST_F(Pools, HandlersThatRunForLongNeedNoTickOnceOtherThreadsWaitForWork) {
   pool->add(bell->fd.get(), bell, Pool::Watch::always);
   pool->add(ring);
   EXPECT_EQ(pool->tick(), Pace::rest);
-  occupy(3, gate);
+  std::atomic<int> inside{0};
+  for (int i = 0; i < 3; ++i) {
+    pool->submit_handler([&] {
+      ++inside;
+      gate.wait();
+    });
+  }
+  ASSERT_TRUE(eventually([&] {
+    pool->tick();  // which may have to start the third thread
+    return inside == 3;
+  }));
   ASSERT_TRUE(eventually([&] { return pool->tick() == Pace::stroll; }));
   for (int turn = 1; turn <= 100; ++turn) {
     bell->ring();
