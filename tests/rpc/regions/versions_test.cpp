@@ -596,13 +596,17 @@ TEST_F(VersionKills, ARelayThatIsKilledTearsNoVersion) {
   EXPECT_GT(relayed, count / 2);
 }
 
-class VersionPublisherKills : public VersionKills, public ::testing::WithParamInterface<const char*> {};
-INSTANTIATE_TEST_SUITE_P(, VersionPublisherKills, ::testing::Values("mapped", "copied"),
+/// By the way that the bytes take to the readers.
+class VersionKillsByWay : public VersionKills, public ::testing::WithParamInterface<const char*> {
+ protected:
+  /// The readers' host; "": the publisher's.
+  const std::string host = GetParam() == std::string("copied") ? "other" : "";
+};
+INSTANTIATE_TEST_SUITE_P(, VersionKillsByWay, ::testing::Values("mapped", "copied"),
                          [](const auto& each) { return std::string(each.param); });
 
-TEST_P(VersionPublisherKills, TearNoVersion) {
+TEST_P(VersionKillsByWay, OfPublishersTearNoVersion) {
   const int count = rounds();
-  const std::string host = GetParam() == std::string("copied") ? "other" : "";
   std::vector<std::pair<pid_t, int>> children(static_cast<std::size_t>(std::min(count, 64)));
   for (int done = 0; done < count;) {
     const auto some = std::min<std::size_t>(children.size(), static_cast<std::size_t>(count - done));
@@ -645,18 +649,13 @@ TEST_P(VersionPublisherKills, TearNoVersion) {
   }
 }
 
-class VersionReaderKills : public VersionKills, public ::testing::WithParamInterface<const char*> {};
-INSTANTIATE_TEST_SUITE_P(, VersionReaderKills, ::testing::Values("mapped", "copied"),
-                         [](const auto& each) { return std::string(each.param); });
-
-TEST_P(VersionReaderKills, HarmNeitherThePublisherNorTheOthers) {
+TEST_P(VersionKillsByWay, OfReadersHarmNeitherThePublisherNorTheOthers) {
   const int count = rounds();
-  const std::string host = GetParam() == std::string("copied") ? "other" : "";
   for (int done = 0; done < count;) {
     const auto some = static_cast<std::size_t>(std::min(count - done, 64));
     std::vector<std::pair<pid_t, int>> children(some);
     for (std::size_t i = 0; i < some; ++i) {
-      children[i].first = fork_with(children[i].second, [i, host](const auto& store) {
+      children[i].first = fork_with(children[i].second, [this, i](const auto& store) {
         read_for_ever(store, "reader" + std::to_string(i), host);
       });
     }
