@@ -101,8 +101,8 @@ class Pool final : public std::enable_shared_from_this<Pool> {
 
   /// Promotes a new leader and wakes or adds threads, if no job has ended since the last tick. Adds a thread too if
   /// requests wait for slow handlers at two ticks running. If handlers run for long, sees to it that as many other
-  /// threads wait for work as in an idle pool. Then it wants few ticks: whatever starts a job kicks. Called by the
-  /// reactor thread.
+  /// threads wait for work as in an idle pool. Then it wants few ticks, because a thread that starts a job kicks.
+  /// Called by the reactor thread.
   Pace tick();
   /// Runs one job, or else the readers of the descriptors that are ready, on the calling thread, for a pool without
   /// threads. False: there was nothing to do.
